@@ -1,0 +1,42 @@
+"""amp_checks: is PyTorch's automatic mixed precision right, on this torch, this device, this model?
+
+Public names load on first use: importing the package imports no torch and starts no CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Tells pytest not to try to rewrite this package's asserts: it has none, and the command line imports it first.
+# PYTEST_DONT_REWRITE
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Backend": "core",
+    "CastPolicy": "core",
+    "Finding": "core",
+    "NotEmulated": "core",
+    "Result": "core",
+    "Status": "core",
+    "attempt": "core",
+    "run": "core",
+    "backend": "backends",
+    "checks_for": "suite",
+    "collect": "suite",
+    "parametrize_with_checks": "suite",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        message = f"module 'amp_checks' has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(importlib.import_module(f"amp_checks.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

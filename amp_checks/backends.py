@@ -1,0 +1,111 @@
+"""The table of backends: the one place to add a device.
+
+A row of `_TABLE` says what a backend is; `why_unavailable` says why this machine cannot run it. No torch is imported
+before a backend is asked whether it is available.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from amp_checks.core import Backend, UsageError
+
+DTYPES = ("float16", "bfloat16")
+REAL = ("cuda", "cpu")
+EMULATED = ("cuda", "xpu", "mps", "mtia", "maia")
+"""Devices whose autocast rules every torch build registers, whatever hardware it was built for."""
+
+
+def _emulate(device_type: str, numerics: str) -> AbstractContextManager[Any]:
+    from amp_checks.emulation import emulate
+
+    return emulate(device_type, numerics=numerics)  # type: ignore[arg-type]
+
+
+def _real(device_type: str, dtype: str) -> Backend:
+    return Backend(id=f"{device_type}-{dtype}", device_type=device_type, dtype=dtype)
+
+
+def emulated(device_type: str, dtype: str, *, numerics: str = "native") -> Backend:
+    """An emulated backend; ``numerics`` as for `amp_checks.emulation.emulate`."""
+    return Backend(
+        id=f"emulated-{device_type}-{dtype}",
+        device_type=device_type,
+        dtype=dtype,
+        emulated=True,
+        numerics=numerics,
+        activate=functools.partial(_emulate, device_type, numerics),
+    )
+
+
+_TABLE: dict[str, Backend] = {
+    backend.id: backend
+    for backend in (
+        *(_real(device, dtype) for device in REAL for dtype in DTYPES),
+        *(emulated(device, dtype) for device in EMULATED for dtype in DTYPES),
+    )
+}
+
+IDS: tuple[str, ...] = tuple(_TABLE)
+
+
+def backend(backend_id: str) -> Backend:
+    """The backend of that id, available here or not.
+
+    Raises:
+        UsageError: no such backend; names those that exist.
+    """
+    try:
+        return _TABLE[backend_id]
+    except KeyError:
+        message = f"unknown backend {backend_id!r}; there are {', '.join(IDS)}"
+        raise UsageError(message) from None
+
+
+@functools.cache
+def why_unavailable(backend_id: str) -> str | None:
+    """Why this machine cannot run the backend, as one sentence, or None where it can.
+
+    Asking about a cuda backend initialises CUDA in this process only as far as `torch.cuda.is_available` does.
+    """
+    asked = backend(backend_id)
+    if asked.emulated or asked.device_type == "cpu":
+        return None
+    return _why_no_cuda(asked.dtype)
+
+
+def _why_no_cuda(dtype: str) -> str | None:
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this torch ({torch.__version__}) was built without CUDA"
+    try:
+        if not torch.cuda.is_available():
+            return "no usable CUDA device: torch.cuda.is_available() is False"
+        torch.zeros(1, device="cuda").add_(1).item()
+    except (RuntimeError, AssertionError, OSError) as error:
+        return f"the CUDA device does not start: {str(error).splitlines()[0]}"
+    if dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name()} has no native bfloat16"
+    return None
+
+
+def default_ids(*, require_cuda: bool = False) -> tuple[str, ...]:
+    """The backends of a run that names none: cuda if there is one, else cpu and emulated-cuda."""
+    cuda = tuple(f"cuda-{dtype}" for dtype in DTYPES)
+    if require_cuda or why_unavailable("cuda-float16") is None:
+        return cuda
+    return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in DTYPES)
+
+
+def resolve(backend_ids: Sequence[str], *, require_cuda: bool = False) -> tuple[Backend, ...]:
+    """The backends of those ids, in the order of the table, or the default ones where none is named.
+
+    Raises:
+        UsageError: an id is unknown.
+    """
+    wanted = {backend(name).id for name in backend_ids} or set(default_ids(require_cuda=require_cuda))
+    return tuple(found for name, found in _TABLE.items() if name in wanted)

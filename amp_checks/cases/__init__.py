@@ -1,0 +1,1 @@
+"""Tables of cases: what to run, what is expected, and the source of that expectation."""

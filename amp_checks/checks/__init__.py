@@ -1,0 +1,1 @@
+"""Checks: generators that measure one property of one case under one backend."""

@@ -1,0 +1,1 @@
+"""Planted faults, with the checks that must catch them."""

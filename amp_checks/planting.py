@@ -1,0 +1,107 @@
+"""Planted faults: what a mutant is, what counts as catching it, and the sample that every run plants.
+
+A mutant is caught by a check only if the check ran the thing and measured the difference: a failed finding. A crash of
+the code under test counts only for a mutant that says ``crashes=True`` (its fault shows as an exception by nature); an
+error of the suite, or an emulation's lack, never counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from amp_checks import core, suite
+from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError
+
+FAMILIES = ("ops", "fp32-only", "scaler", "convergence")
+SAMPLE = 12
+"""How many faults a run plants."""
+
+
+def _anywhere(_: Backend) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A deliberately faulty backend, rule, scaler, kernel or training loop, and who must catch it.
+
+    Attributes:
+        id: unique over all families: ``autocast-ignored``, ``rule-removed-mm``.
+        family: the family whose check must catch it.
+        fault: what is broken, in one clause that completes "planted: ...".
+        plant: enters the fault around a run; gives the backend to run with (the same one where the fault lies elsewhere).
+        case: id of the case to run under the fault.
+        killed_by: names of ALL checks that fail on that case under the fault; more than one only where the fault breaks
+            more than one property by nature.
+        applies: the backends on which the fault exists.
+        crashes: the fault shows as an exception of the code under test.
+        full: planted by ``selftest`` only, never in the sample of a run (too slow for it).
+    """
+
+    id: str
+    family: str
+    fault: str
+    plant: Callable[[Backend], AbstractContextManager[Backend]]
+    case: str
+    killed_by: tuple[str, ...]
+    applies: Callable[[Backend], bool] = _anywhere
+    crashes: bool = False
+    full: bool = False
+
+
+def mutants(family: str) -> Sequence[Mutant]:
+    """The planted faults of a family."""
+    module = importlib.import_module(f"amp_checks.mutants.{suite.FAMILIES[family]}")
+    found: Sequence[Mutant] = module.MUTANTS
+    return found
+
+
+def case_of(mutant: Mutant) -> Case:
+    """The case that a mutant is tried on."""
+    for case in suite.cases(mutant.family):
+        if case.id == mutant.case:
+            return case
+    message = f"mutant {mutant.id!r} names the case {mutant.case!r}, which family {mutant.family!r} does not have"
+    raise SuiteError(message)
+
+
+def try_on(mutant: Mutant, backend: Backend, check: Check) -> Result:
+    """Run one check on the mutant's case with the fault planted; the fault is gone afterwards."""
+    with mutant.plant(backend) as faulty:
+        return core.measure(check, case_of(mutant), faulty)
+
+
+def caught(mutant: Mutant, result: Result) -> bool:
+    """Whether that result catches the mutant (see the module's text for what counts)."""
+    if result.status is not Status.FAILED:
+        return False
+    return mutant.crashes or any(not is_crash(finding) for finding in result.failures)
+
+
+def is_crash(finding: core.Finding) -> bool:
+    """Whether the finding stands for an exception of the code under test, not for a measurement."""
+    return finding.why == core.RAISED
+
+
+def killers(mutant: Mutant, backend: Backend) -> dict[str, Result]:
+    """Every check that applies to the mutant's case, with its result under the fault."""
+    return {check.__name__: try_on(mutant, backend, check) for check in suite.checks_for(case_of(mutant))}
+
+
+def sample(backends: Sequence[Backend], *, count: int = SAMPLE, seed: int = 0) -> list[tuple[Mutant, Backend]]:
+    """A seeded choice of faults to plant, spread over families and backends, the same in every process."""
+    chosen: list[tuple[Mutant, Backend]] = []
+    for number, family in enumerate(FAMILIES):
+        share = (count - len(chosen)) // (len(FAMILIES) - number)
+        eligible = [
+            (mutant, backend)
+            for mutant in mutants(family)
+            for backend in backends
+            if not mutant.full and mutant.applies(backend) and case_of(mutant).runs_on(backend)
+        ]
+        chosen += random.Random(f"{seed} {family}").sample(eligible, min(share, len(eligible)))  # noqa: S311
+    return chosen

@@ -1,0 +1,119 @@
+"""The global state that a check must leave as it found it, and one thread to run it on.
+
+Each row of `_SWITCHES` names one piece of state with how to read and how to write it: the one place to add another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+
+Snapshot = dict[str, Any]
+_Switch = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _autocast_switches() -> dict[str, _Switch]:
+    switches: dict[str, _Switch] = {}
+    for device in AUTOCAST_DEVICES:
+        switches[f"autocast enabled for {device}"] = (
+            lambda device=device: torch.is_autocast_enabled(device),
+            lambda value, device=device: torch.set_autocast_enabled(device, value),
+        )
+        switches[f"autocast dtype for {device}"] = (
+            lambda device=device: torch.get_autocast_dtype(device),
+            lambda value, device=device: torch.set_autocast_dtype(device, value),
+        )
+    return switches
+
+
+def _set_nesting(depth: int) -> None:
+    while (now := torch.autocast_increment_nesting()) - 1 < depth:
+        pass
+    while now > depth:
+        now = torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+
+
+def _get_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _cuda_rng() -> Any:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+
+_SWITCHES: dict[str, _Switch] = {
+    **_autocast_switches(),
+    "autocast nesting depth": (_get_nesting, _set_nesting),
+    "autocast cache enabled": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "CPU random state": (torch.get_rng_state, torch.set_rng_state),
+    "CUDA random state": (_cuda_rng, lambda value: value is not None and torch.cuda.set_rng_state_all(value)),
+    "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "TF32 in cuDNN": (
+        lambda: torch.backends.cudnn.allow_tf32,
+        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
+    ),
+    "cuDNN enabled": (
+        lambda: torch.backends.cudnn.enabled,
+        lambda value: setattr(torch.backends.cudnn, "enabled", value),
+    ),
+    "cuDNN benchmark": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+    ),
+    "cuDNN deterministic": (
+        lambda: torch.backends.cudnn.deterministic,
+        lambda value: setattr(torch.backends.cudnn, "deterministic", value),
+    ),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "number of threads": (torch.get_num_threads, torch.set_num_threads),
+}
+
+
+def capture() -> Snapshot:
+    """Read every switch."""
+    return {name: read() for name, (read, _) in _SWITCHES.items()}
+
+
+def restore(before: Snapshot) -> list[str]:
+    """Put back what differs from ``before``; return one line per difference, ``"grad mode: True -> False"``.
+
+    A CUDA random state that appeared since (CUDA was started in between) is no difference.
+    """
+    changed = []
+    for name, (read, write) in _SWITCHES.items():
+        now, then = read(), before[name]
+        if name == "CUDA random state" and then is None:
+            continue
+        if not _same(now, then):
+            changed.append(name if name.endswith("random state") else f"{name}: {then} -> {now}")
+            write(then)
+    return changed
+
+
+def _same(now: Any, then: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return torch.equal(now, then)
+    if isinstance(now, list):
+        return len(now) == len(then) and all(map(torch.equal, now, then))
+    return bool(now == then)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's CPU kernels on one thread: bits of ``mm``, ``sum`` and seeded ``randn`` depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,165 @@
+"""Which checks apply to which case under which backend: one listing, two fronts (our items, a user's tests).
+
+The one place to add a family is `FAMILIES`. A family is a module of cases (``CASES``), a module of checks
+(``checks_for(case)`` yields those that apply) and a module of mutants (``MUTANTS``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from amp_checks import backends as backend_table
+from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError, UsageError, item_id, run
+
+FAMILIES: dict[str, str] = {
+    "ops": "ops",
+    "fp32-only": "fp32_only",
+    "scaler": "scaler",
+    "convergence": "convergence",
+    "planted": "planted",
+}
+"""Family -> the name of its modules in ``cases`` and ``checks`` (and, ``planted`` apart, ``mutants``)."""
+
+
+def _module(package: str, family: str) -> Any:
+    if family not in FAMILIES:
+        message = f"unknown family {family!r}; there are {', '.join(FAMILIES)}"
+        raise UsageError(message)
+    return importlib.import_module(f"amp_checks.{package}.{FAMILIES[family]}")
+
+
+def cases(family: str) -> Sequence[Case]:
+    """The table of a family."""
+    found: Sequence[Case] = _module("cases", family).CASES
+    return found
+
+
+def checks_for(case: Case) -> Iterator[Check]:
+    """Every check that applies to the case, whatever the backend."""
+    yield from _module("checks", case.family).checks_for(case)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One check on one case under one backend; call it inside a test, or `run` it for its result."""
+
+    check: Check
+    case: Case
+    backend: Backend
+
+    @property
+    def id(self) -> str:
+        return item_id(self.check.__name__, self.case.id, self.backend.id)
+
+    def run(self) -> Result:
+        """The verdict. A backend that this machine lacks gives `Status.UNAVAILABLE`, and nothing runs."""
+        reason = backend_table.why_unavailable(self.backend.id) if self.backend.id in backend_table.IDS else None
+        if reason is None:
+            return run(self.check, self.case, self.backend)
+        return Result(
+            check=self.check.__name__,
+            case=self.case.id,
+            family=self.case.family,
+            backend=self.backend.id,
+            emulated=self.backend.emulated,
+            status=Status.UNAVAILABLE,
+            message=reason,
+        )
+
+    def __call__(self) -> None:
+        """Run inside a pytest test: fail, skip or expect failure as the verdict says."""
+        conclude(self.run())
+
+
+class CheckFailed(AssertionError):
+    """A check failed; the text is the result's description."""
+
+
+class CheckBroken(Exception):  # noqa: N818 - says what broke: the suite, not AMP
+    """The suite itself failed on an item; the text is the result's description."""
+
+
+def conclude(result: Result) -> None:
+    """Turn a verdict into pytest's outcome of the test that is running."""
+    import pytest
+
+    match result.status:
+        case Status.PASSED:
+            return
+        case Status.KNOWN_DEFECT:
+            pytest.xfail(result.message)
+        case Status.UNAVAILABLE | Status.NOT_EMULATED:
+            pytest.skip(f"{result.status}: {result.message}")
+        case Status.ERROR:
+            raise CheckBroken(result.describe())
+        case _:
+            raise CheckFailed(result.describe())
+
+
+def items_of(some_cases: Iterable[Case], backends: Sequence[Backend]) -> Iterator[Item]:
+    """Items of the given cases, case by case; a row that means nothing on a backend gives none."""
+    for case in some_cases:
+        for check in checks_for(case):
+            for backend in backends:
+                if case.runs_on(backend):
+                    yield Item(check=check, case=case, backend=backend)
+
+
+def collect(
+    *,
+    backends: Sequence[Backend],
+    families: Sequence[str] = (),
+    full: bool = False,
+) -> list[Item]:
+    """The items of a run, always in the same order.
+
+    Args:
+        backends: as `amp_checks.backends.resolve` gives them.
+        families: names from `FAMILIES`; all where empty.
+        full: also the rows that the pull-request gate leaves to a nightly run.
+
+    Raises:
+        UsageError: a family is unknown.
+        SuiteError: two items share an id, or a table is malformed.
+    """
+    items: list[Item] = []
+    for family in families or FAMILIES:
+        rows = [case for case in cases(family) if full or not case.full]
+        items += items_of(rows, backends)
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            message = f"two items share the id {item.id!r}: rename one case in the table of its family"
+            raise SuiteError(message)
+        seen.add(item.id)
+    return items
+
+
+def parametrize_with_checks(
+    some_cases: Iterable[Case], *, backends: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a test with one argument, ``item``, which it calls::
+
+        @parametrize_with_checks(my_cases)
+        def test_amp(item):
+            item()
+
+    Args:
+        some_cases: rows of any family.
+        backends: ids from the table; the default ones of this machine where empty.
+    """
+    import pytest
+
+    items = list(items_of(some_cases, backend_table.resolve(backends)))
+    marks = [
+        pytest.param(item, id=item.id, marks=[getattr(pytest.mark, name) for name in markers(item)]) for item in items
+    ]
+    return pytest.mark.parametrize("item", marks)
+
+
+def markers(item: Item) -> tuple[str, ...]:
+    """The pytest markers of an item, for ``-m``: ``emulated``, or the device type (``cuda``, ``cpu``)."""
+    return ("emulated",) if item.backend.emulated else (item.backend.device_type,)
