@@ -1,6 +1,6 @@
 """Known defects: ways in which a released torch, or a recipe kept as a warning, departs from what it promises.
 
-An entry of ``fixtures/known_defects.json`` is an expected failure: a check, a case, backends, a torch version range,
+An entry of ``fixtures/known_defects/<family>.json`` is an expected failure: a check, a case, backends, a torch version range,
 the very findings it expects, a reason and a link. It is strict in both directions: an expected failure that passes is
 a failure, a finding that it does not name is a failure, and an entry that no item matches is an error.
 """
@@ -92,10 +92,20 @@ def _entry(path: Path, entry: dict[str, object]) -> Defect:
 
 @functools.cache
 def registered() -> tuple[Defect, ...]:
-    """The entries that hold for the torch that is running."""
+    """The entries that hold for the torch that is running.
+
+    Raises:
+        SuiteError: a file is malformed, or two entries share an id.
+    """
     import torch
 
-    return tuple(defect for defect in load(data.fixture("known_defects.json")) if defect.in_range(torch.__version__))
+    files = sorted(data.fixture("known_defects").glob("*.json"))
+    entries = [defect for file in files for defect in load(file)]
+    ids = [defect.id for defect in entries]
+    if twice := {name for name in ids if ids.count(name) > 1}:
+        message = f"known defects: the id {min(twice)!r} stands twice; give each entry its own"
+        raise SuiteError(message)
+    return tuple(defect for defect in entries if defect.in_range(torch.__version__))
 
 
 def judge(result: Result, defects: Iterable[Defect] | None = None) -> Result:
