@@ -1,15 +1,14 @@
 """amp_checks: is PyTorch's automatic mixed precision right, on this torch, this device, this model?
 
 Public names load on first use: importing the package imports no torch and starts no CUDA.
+
+(PYTEST_DONT_REWRITE: there is no assert to rewrite here, and the command line imports the package before pytest does.)
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
-
-# Tells pytest not to try to rewrite this package's asserts: it has none, and the command line imports it first.
-# PYTEST_DONT_REWRITE
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from amp_checks import backends as backend_table
-from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError, UsageError, item_id, run
+from amp_checks.core import (
+    Backend,
+    Case,
+    Check,
+    Finding,
+    Result,
+    Status,
+    SuiteError,
+    UsageError,
+    first_line,
+    item_id,
+    run,
+)
 
 FAMILIES: dict[str, str] = {
     "ops": "ops",
@@ -71,6 +83,7 @@ class Item:
 
     def __call__(self) -> None:
         """Run inside a pytest test: fail, skip or expect failure as the verdict says."""
+        __tracebackhide__ = True
         conclude(self.run())
 
 
@@ -86,6 +99,7 @@ def conclude(result: Result) -> None:
     """Turn a verdict into pytest's outcome of the test that is running."""
     import pytest
 
+    __tracebackhide__ = True
     match result.status:
         case Status.PASSED:
             return
@@ -106,6 +120,42 @@ def items_of(some_cases: Iterable[Case], backends: Sequence[Backend]) -> Iterato
             for backend in backends:
                 if case.runs_on(backend):
                     yield Item(check=check, case=case, backend=backend)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _BrokenFamily:
+    """Stands for the rows of a family that could not be listed."""
+
+    family: str
+    reason: str
+    id: str = "all"
+    full: bool = False
+
+    def runs_on(self, _: Backend) -> bool:
+        return True
+
+
+def check_family_can_be_listed(case: _BrokenFamily, _: Backend) -> Iterator[Finding]:
+    """Always an error of the suite: a malformed table or fixture must neither pass nor take other families with it."""
+    yield from ()
+    raise SuiteError(f"family {case.family}: {case.reason}")
+
+
+def collect_or_explain(
+    *, backends: Sequence[Backend], families: Sequence[str] = (), full: bool = False
+) -> list[Item]:
+    """As `collect`, but a family whose tables cannot be loaded becomes one item that is an error and says why."""
+    items: list[Item] = []
+    for family in families or FAMILIES:
+        try:
+            items += collect(backends=backends, families=[family], full=full)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a table raises, the other families still run
+            reason = str(error) if isinstance(error, SuiteError) else f"{type(error).__name__}: {first_line(error)}"
+            broken = _BrokenFamily(family=family, reason=reason, id=family)
+            items.append(Item(check=check_family_can_be_listed, case=broken, backend=backends[0]))
+    return items
 
 
 def collect(

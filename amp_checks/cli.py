@@ -1,0 +1,181 @@
+"""The command line, ``amp-checks``: argparse and the exit statuses, nothing else.
+
+Exit status: 0 right; 1 something is wrong with AMP; 2 interrupted; 3 the suite itself failed; 4 usage, or the gate's
+own conditions are not met. Every non-zero one comes with failing findings or a line ``amp-checks: error: ...``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from amp_checks import __version__, backends, suite
+from amp_checks.core import SuiteError, UsageError
+
+CONFORMANCE = Path(__file__).parent / "conformance"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our error line and our status for usage."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"amp-checks: error: {message} (amp-checks --help)\n")
+        raise SystemExit(4)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="amp-checks", description="Is automatic mixed precision right, here?")
+    parser.add_argument("--version", action="version", version=f"amp-checks {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    run = commands.add_parser("run", help="the verdict: run the checks", description=_run.__doc__)
+    run.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
+    run.add_argument("--family", action="append", default=[], metavar="F", help=", ".join(suite.FAMILIES))
+    run.add_argument("--item", action="append", default=[], metavar="ID", help="one item by its id, repeatable")
+    run.add_argument("--full", action="store_true", help="also the rows left to a nightly run")
+    run.add_argument("--require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks")
+    run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
+    run.add_argument("--json", metavar="FILE", help="write the results there ('-': standard output)")
+    run.add_argument("-n", "--workers", metavar="N", help="parallel workers, a number or auto (needs pytest-xdist)")
+    run.add_argument("-k", metavar="EXPRESSION", help="only items whose id matches, as in pytest")
+    run.add_argument("-m", metavar="MARKERS", help="only items so marked (cuda, cpu, emulated), as in pytest")
+    run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    run.add_argument("--collect-only", action="store_true", help="list the items, run none")
+    run.add_argument("-v", "--verbose", action="store_true", help="one line per item")
+    run.set_defaults(function=_run)
+
+    policy = commands.add_parser("policy", help="cast policies: declared, registered, observed")
+    policy.add_argument("--backend", action="append", default=[], metavar="ID")
+    policy.add_argument("--json", metavar="FILE")
+    policy.set_defaults(function=_policy)
+
+    selftest = commands.add_parser("selftest", help="plant every fault: caught, survived")
+    selftest.add_argument("--family", action="append", default=[], metavar="F")
+    selftest.add_argument("--backend", action="append", default=[], metavar="ID")
+    selftest.add_argument("--json", metavar="FILE")
+    selftest.set_defaults(function=_selftest)
+
+    env = commands.add_parser("env", help="torch, devices, driver, and which backends can run")
+    env.add_argument("--json", metavar="FILE")
+    env.set_defaults(function=_env)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the checks with the suite's own pytest configuration, whatever folder this is called in.
+
+    The ini, conftest and PYTEST_ADDOPTS of that folder have no say, nor has any other plugin that is installed.
+    """
+    import pytest
+
+    for name in args.backend:
+        backends.backend(name)
+    if unknown := next((name for name in args.family if name not in suite.FAMILIES), None):
+        raise UsageError(f"unknown family {unknown!r}; there are {', '.join(suite.FAMILIES)}")
+    command = [
+        *("-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"),
+        *("-p", "amp_checks.plugin", str(CONFORMANCE / "suite.amp")),
+        *(part for name in args.backend for part in ("--amp-backend", name)),
+        *(part for name in args.family for part in ("--amp-family", name)),
+        *(part for name in args.item for part in ("--amp-item", name)),
+    ]
+    if args.workers and args.workers != "0":
+        if importlib.util.find_spec("xdist") is None:
+            raise UsageError("-n needs pytest-xdist: pip install 'amp-checks[xdist]'")
+        if args.workers not in ("auto", "logical") and not args.workers.isdecimal():
+            raise UsageError(f"-n takes a number or auto, not {args.workers!r}")
+        command += ["-p", "xdist.plugin", "-n", args.workers, "--dist", "worksteal"]
+    for option, given in (
+        ("--amp-full", args.full),
+        ("--amp-require-cuda", args.require_cuda),
+        ("-x", args.exitfirst),
+        ("--collect-only", args.collect_only),
+        ("-q", args.collect_only),
+        ("-v", args.verbose),
+    ):
+        command += [option] if given else []
+    for option, value in (("--amp-expect-torch", args.expect_torch), ("-k", args.k), ("-m", args.m)):
+        command += [option, value] if value is not None else []
+    for name in [name for name in os.environ if name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")]:
+        del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if args.json == "-":
+        return _with_json_on_stdout(command)
+    command += ["--amp-json", str(Path(args.json).resolve())] if args.json else []
+    return int(pytest.main(command))
+
+
+def _with_json_on_stdout(command: list[str]) -> int:
+    """Standard output holds the JSON alone; what pytest prints goes to standard error."""
+    import pytest
+
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "results.json"
+            status = int(pytest.main([*command, "--amp-json", str(file)]))
+            text = file.read_text(encoding="utf-8") if file.exists() else ""
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)
+    sys.stdout.write(text)
+    return status
+
+
+def _policy(args: argparse.Namespace) -> int:
+    from amp_checks import policy
+
+    return policy.main(args)
+
+
+def _selftest(args: argparse.Namespace) -> int:
+    from amp_checks import selftest
+
+    return selftest.main(args)
+
+
+def _env(args: argparse.Namespace) -> int:
+    from amp_checks import environment
+    from amp_checks.report import json_format
+
+    found = environment.describe()
+    if args.json == "-":
+        sys.stdout.write(json_format.dumps(found))
+        return 0
+    if args.json:
+        json_format.write(Path(args.json), found)
+    print("\n".join([*environment.lines(found), "", "backends:", *environment.backend_lines(found)]))
+    return 0
+
+
+def entry(arguments: Sequence[str] | None = None) -> int:
+    """What the console script calls; returns the exit status."""
+    try:
+        args = _parser().parse_args(arguments)
+        return int(args.function(args))
+    except UsageError as error:
+        sys.stderr.write(f"amp-checks: error: {error}\n")
+        return 4
+    except SuiteError as error:
+        sys.stderr.write(f"amp-checks: error: {error}\n")
+        return 3
+    except KeyboardInterrupt:
+        sys.stderr.write("amp-checks: error: interrupted\n")
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing more can be said to them.
+        sys.stderr.close()
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(entry())

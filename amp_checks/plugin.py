@@ -1,0 +1,136 @@
+"""The pytest plugin: hooks and nothing else.
+
+It is loaded in every pytest run of every project of the environment it is installed in, so it imports no torch and
+next to nothing else, and does nothing until an option of ours is given or an item of ours is collected.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from amp_checks.core import Result
+    from amp_checks.session import Session
+
+SUITE = Path(__file__).parent / "conformance" / "suite.amp"
+_RESULTS = pytest.StashKey["list[Result]"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("amp_checks", "amp_checks: checks of automatic mixed precision")
+    group.addoption(
+        "--amp-backend",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="backend to check, repeatable (default: cuda-* if there is a device, else cpu-* and emulated-cuda-*)",
+    )
+    group.addoption(
+        "--amp-family", action="append", default=[], metavar="FAMILY", help="family of checks to run, repeatable"
+    )
+    group.addoption("--amp-item", action="append", default=[], metavar="ID", help="one item to run, repeatable")
+    group.addoption("--amp-full", action="store_true", help="also the rows that a pull-request gate leaves out")
+    group.addoption(
+        "--amp-require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks"
+    )
+    group.addoption("--amp-json", metavar="FILE", help="write the results there ('-': standard output)")
+    group.addoption("--amp-expect-torch", metavar="VERSION", help="fail unless torch is of this version")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda: an amp_checks item that needs a CUDA device")
+    config.addinivalue_line("markers", "cpu: an amp_checks item on the CPU's own autocast")
+    config.addinivalue_line("markers", "emulated: an amp_checks item under another device's rules, on the CPU")
+    config.pluginmanager.register(Hooks(config), "amp_checks_hooks")
+
+
+class Hooks:
+    """The hooks that need the state of a run; the state is made on first use."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._session: Session | None = None
+        self.asked = self._is_asked()
+
+    def _is_asked(self) -> bool:
+        given = self.config.option
+        options = (
+            *(given.amp_backend, given.amp_family, given.amp_item, given.amp_full),
+            *(given.amp_require_cuda, given.amp_json, given.amp_expect_torch),
+        )
+        return any(options) or any(map(self._is_our_suite, self.config.args))
+
+    def _is_our_suite(self, argument: str) -> bool:
+        name = argument.partition("::")[0]
+        if self.config.option.pyargs and name in ("amp_checks", "amp_checks.conformance"):
+            return True
+        path = (self.config.invocation_params.dir / name).resolve()
+        return path in (SUITE, SUITE.parent, SUITE.parent.parent)
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            from amp_checks.session import Session
+
+            self._session = Session(self.config, asked=self.asked)
+        return self._session
+
+    def pytest_report_header(self) -> list[str]:
+        return self.session.header() if self.asked else []
+
+    def pytest_sessionstart(self) -> None:
+        if self.asked:
+            self.session.check_conditions()
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        if file_path.name != SUITE.name or file_path.resolve() != SUITE:
+            return None
+        from amp_checks.session import SuiteFile
+
+        collector: pytest.Collector = SuiteFile.from_parent(parent, path=file_path, state=self.session)
+        return collector
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        core = sys.modules.get("amp_checks.core")
+        if core is None:  # nothing of ours is in use, so nothing can be recorded
+            return (yield)
+        with core.recording() as results:
+            item.stash[_RESULTS] = results
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "call" and item.stash.get(_RESULTS, []):
+            from amp_checks.report.json_format import result_to_json
+
+            # An attribute of a report travels from an xdist worker to the controller as it is.
+            report.amp_results = [result_to_json(result) for result in item.stash[_RESULTS]]  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        entries = getattr(report, "amp_results", [])
+        if entries or self._session is not None:
+            self.session.add(report, entries)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", {})
+        if "amp_checks" in output:
+            self.session.add_worker(output["amp_checks"])
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._session is not None:
+            self._session.finish(session)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._session is not None:
+            self._session.write_summary(terminalreporter)

@@ -1,0 +1,1 @@
+"""Results as documents: one module per format, each a function from results to text."""

@@ -1,0 +1,139 @@
+"""Results as JSON: written whole or not at all, and read back with a message where malformed.
+
+The document (``schema`` names it, ``version`` its layout)::
+
+    {"schema": "amp_checks/results", "version": 1,
+     "complete": true,                  false where the run was interrupted or a worker was lost
+     "environment": {...},              as `amp-checks env --json -`
+     "selection": {"backends": [...], "families": [...], "full": false, "require_cuda": false},
+     "summary": {...},                  as `amp_checks.report.summary`
+     "results": [{"id", "check", "case", "family", "backend", "emulated", "numerics", "status", "message", "detail",
+                  "findings": [{"subject", "actual", "expected", "ratio", "threshold", "why"}, ...]}, ...],
+     "seconds": {id: wall seconds}}
+
+Results are sorted by id and hold nothing that differs between two runs of the same code on the same machine; times
+stand apart. JSON has no infinity and no NaN: such floats, wherever they stand, are the strings "inf", "-inf", "nan".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from amp_checks.core import Finding, Result, Status, SuiteError
+
+SCHEMA = "amp_checks/results"
+VERSION = 1
+
+_NAMED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def encode(value: Any) -> Any:
+    """The value with every float that JSON lacks as its name, containers included."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: encode(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(part) for part in value]
+    return value
+
+
+def decode_float(value: Any) -> float:
+    """A float as `encode` wrote it."""
+    return _NAMED[value] if isinstance(value, str) else float(value)
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """One result as JSON values, its time included."""
+    return {"id": result.id, **encode(dataclasses.asdict(result))}
+
+
+def result_from_json(entry: dict[str, Any]) -> Result:
+    """The result that `result_to_json` wrote.
+
+    Raises:
+        SuiteError: a field is missing or has a value it cannot have.
+    """
+    try:
+        findings = tuple(
+            Finding(**{**part, **{name: decode_float(part[name]) for name in ("ratio", "threshold")}})
+            for part in entry["findings"]
+        )
+        fields = {field.name: entry[field.name] for field in dataclasses.fields(Result) if field.name in entry}
+        return Result(**{**fields, "status": Status(entry["status"]), "findings": findings})
+    except (KeyError, TypeError, ValueError) as error:
+        raise SuiteError(f"malformed result {entry.get('id', '?')!r}: {type(error).__name__}: {error}") from error
+
+
+def document(
+    results: Iterable[Result],
+    *,
+    environment: dict[str, Any],
+    selection: dict[str, Any],
+    summary: dict[str, Any],
+    complete: bool,
+) -> dict[str, Any]:
+    """The whole document, sorted by id."""
+    ordered = sorted(results, key=lambda result: result.id)
+    entries = [result_to_json(result) for result in ordered]
+    seconds = {entry["id"]: round(entry.pop("seconds"), 4) for entry in entries}
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "complete": complete,
+        "environment": environment,
+        "selection": selection,
+        "summary": summary,
+        "results": entries,
+        "seconds": seconds,
+    }
+
+
+def dumps(content: dict[str, Any]) -> str:
+    """The document as text; strict JSON."""
+    return json.dumps(encode(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write the document whole, or leave what was there.
+
+    Raises:
+        SuiteError: it cannot be written (no folder, no space, no permission).
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(dumps(content))
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108 - the name is a plain string here
+        raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a document back.
+
+    Raises:
+        SuiteError: no such file, not JSON, or not of this schema and version.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SuiteError(f"{path} cannot be read as results: {error}") from error
+    if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (SCHEMA, VERSION):
+        raise SuiteError(f"{path} holds no results of schema {SCHEMA!r}, version {VERSION}")
+    return content

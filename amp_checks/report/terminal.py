@@ -1,0 +1,66 @@
+"""Results for a terminal: a table per backend and family, planted faults, known defects, the verdict last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amp_checks.core import Result, Status
+from amp_checks.report import summary as summaries
+
+_COLUMNS = (
+    ("passed", Status.PASSED),
+    ("failed", Status.FAILED),
+    ("known", Status.KNOWN_DEFECT),
+    ("errors", Status.ERROR),
+    ("lacking", Status.NOT_EMULATED),
+    ("no device", Status.UNAVAILABLE),
+)
+
+
+def lines(results: Sequence[Result], *, limits: Sequence[str] = ()) -> list[str]:
+    """The whole summary, one string a line.
+
+    Args:
+        results: of one run.
+        limits: what emulated results do not say, printed where there are any.
+    """
+    summary = summaries.summarise(results)
+    told = [*_table(summary), ""]
+    known = [result for result in results if result.status is Status.KNOWN_DEFECT]
+    if known:
+        told.append("known defects (expected failures; each reproduced here):")
+        told += [f"  {text}" for text in _known(known)]
+        told.append("")
+    if summary["emulated"]:
+        told.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
+        told += [f"  - {limit}" for limit in limits]
+        told.append("")
+    told.append(f"{summary['planted']} faults planted, {summary['caught']} caught, here, on {_devices(summary)}")
+    told.append(summaries.verdict(results))
+    return told
+
+
+def _table(summary: dict[str, Any]) -> list[str]:
+    head = f"{'backend':<24}{'family':<13}" + "".join(f"{name:>10}" for name, _ in _COLUMNS)
+    rows = [head, "-" * len(head)]
+    for backend, families in summary["backends"].items():
+        for family, counts in families.items():
+            cells = "".join(f"{counts.get(str(status), 0) or '.':>10}" for _, status in _COLUMNS)
+            rows.append(f"{backend:<24}{family:<13}{cells}")
+    return rows
+
+
+def _known(results: Sequence[Result]) -> list[str]:
+    told = []
+    for message in sorted({result.message for result in results}):
+        same = [result for result in results if result.message == message]
+        told.append(f"{message} [{len(same)} items]")
+        findings = {finding.describe() for result in same[:1] for finding in result.failures}
+        told += [f"  {text}" for text in sorted(findings)]
+    return told
+
+
+def _devices(summary: dict[str, Any]) -> str:
+    kinds = {"emulated" if name.startswith("emulated-") else name.partition("-")[0] for name in summary["backends"]}
+    return ", ".join(sorted(kinds)) or "no device"
