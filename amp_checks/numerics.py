@@ -40,11 +40,13 @@ def seed_of(name: str) -> int:
 
 
 @contextmanager
-def seeded(name: str) -> Iterator[None]:
-    """Global torch RNG seeded from ``name``; the CPU's and, where it was started, CUDA's state come back on exit."""
+def seeded(seed: str | int) -> Iterator[None]:
+    """Global torch RNG seeded from a name or by a number; the CPU's and, where it was started, CUDA's state come back
+    on exit.
+    """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed_of(name))
+        torch.manual_seed(seed if isinstance(seed, int) else seed_of(seed))
         yield
 
 

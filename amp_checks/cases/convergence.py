@@ -1,0 +1,47 @@
+"""Training tasks: AMP must train them as well as FP32. Add a task of your own as one row.
+
+A row's ``task`` says how it trains (see `amp_checks.reference.loop`); the rest says what must come of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from amp_checks.core import Backend
+from amp_checks.reference import recipes
+from amp_checks.reference.loop import Task
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConvergenceCase:
+    """A task, and what must come of training it.
+
+    Attributes:
+        task: what trains, the same in FP32 and AMP.
+        seeds: how many runs in each precision; seeds are 0, 1, ...
+        learned: both precisions must bring the validation loss below this share of what it was before training.
+        most_skips: how many steps float16 may skip while its loss scale settles.
+        text: what a text model must say at the end, in both precisions; None of other tasks.
+        full: left to ``--full``.
+    """
+
+    task: Task
+    learned: float
+    seeds: int = 5
+    most_skips: int = 0
+    text: str | None = None
+    full: bool = False
+    family: str = "convergence"
+
+    @property
+    def id(self) -> str:
+        return self.task.id
+
+    def runs_on(self, _: Backend) -> bool:
+        return True
+
+
+CASES: tuple[ConvergenceCase, ...] = (
+    ConvergenceCase(task=recipes.REFERENCE, learned=0.2, text=recipes.TEXT),
+    ConvergenceCase(task=recipes.AS_PUBLISHED, learned=0.2, text=recipes.TEXT),
+)
