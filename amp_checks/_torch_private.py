@@ -1,0 +1,165 @@
+"""Every use of torch's private API, each with its reason, typed.
+
+What is missing in some torch raises `PrivateApiMissing`, which names the torch version: private names may go in any
+release. Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import torch
+
+
+class PrivateApiMissing(RuntimeError):
+    """This torch lacks a private function that amp_checks stands on."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"torch {torch.__version__} has no {name}, which amp_checks needs {why}; "
+            "use a torch version that amp_checks supports (see its README)"
+        )
+
+
+def _private(path: str, why: str) -> Any:
+    """``torch.<path>``, or where it is missing a callable that says so when it is first called."""
+    found: Any = torch
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+
+            def missing(*_: object, **__: object) -> NoReturn:
+                raise PrivateApiMissing(f"torch.{path}", why)
+
+            return missing
+    return found
+
+
+# --- Rules: the dispatcher is the only place that knows which ops a device's autocast casts. ---------------------------
+
+_AUTOCAST_KEYS = {
+    "cpu": "AutocastCPU",
+    "cuda": "AutocastCUDA",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "mtia": "AutocastMTIA",
+    "maia": "AutocastMAIA",
+}
+
+_registrations: Callable[[str], list[str]] = _private(
+    "_C._dispatch_get_registrations_for_dispatch_key", "to read the autocast rules"
+)
+_is_fallthrough: Callable[[str, str], bool] = _private(
+    "_C._dispatch_kernel_for_dispatch_key_is_fallthrough", "to see removed autocast rules"
+)
+_has_kernel: Callable[[str, str], bool] = _private(
+    "_C._dispatch_has_kernel_for_dispatch_key", "to tell composite ops from others"
+)
+
+
+def autocast_key(device_type: str) -> str:
+    """Name of the dispatch key that holds a device type's autocast rules; `KeyError` where it has none."""
+    return _AUTOCAST_KEYS[device_type]
+
+
+def autocast_rules(device_type: str) -> frozenset[str]:
+    """Names (``aten::mm``) of the ops with an autocast rule, at this moment. A fallthrough is no rule."""
+    key = autocast_key(device_type)
+    return frozenset(name for name in _registrations(key) if not _is_fallthrough(name, key))
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether the op has a kernel of its own under that key; False for an op the dispatcher does not know."""
+    try:
+        return _has_kernel(op, key)
+    except RuntimeError:  # "could not find schema": ops made by Python alone
+        return False
+
+
+def is_composite_implicit(op: str) -> bool:
+    """Whether the dispatcher would decompose the op into others (and autograd would differentiate those)."""
+    return has_kernel(op, "CompositeImplicitAutograd")
+
+
+# --- Key sets: the emulation keeps autograd on the inner tensors, so it must choose which keys run outside. ------------
+
+KeySet = Any
+"""``torch._C.DispatchKeySet``."""
+
+include_set: Callable[[], KeySet] = _private("_C._dispatch_tls_local_include_set", "to emulate a device")
+exclude_set: Callable[[], KeySet] = _private("_C._dispatch_tls_local_exclude_set", "to emulate a device")
+force_keys: Callable[[KeySet, KeySet], AbstractContextManager[None]] = _private(
+    "_C._ForceDispatchKeyGuard", "to emulate a device"
+)
+_below_autograd: Callable[[], AbstractContextManager[None]] = _private(
+    "_C._AutoDispatchBelowAutograd", "to emulate a device"
+)
+_composite_implicit: Any = _private("_C.DispatchKey.CompositeImplicitAutograd", "to decompose composite ops")
+
+
+def key_set(*names: str) -> KeySet:
+    """The set of the named dispatch keys."""
+    made: KeySet = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
+    for name in names[1:]:
+        made = made | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return made
+
+
+def autocast_key_set(device_type: str) -> KeySet:
+    """The set of one key, the device type's autocast key (not an attribute of ``DispatchKey`` for every device)."""
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(autocast_key(device_type)))
+
+
+def autograd_key_set() -> KeySet:
+    """All keys at which autograd records, and the one that counts versions of in-place changes."""
+    before = exclude_set()
+    with _below_autograd():
+        autograd = exclude_set() - before
+    return autograd | key_set("ADInplaceOrView")
+
+
+def functorch_key_set() -> KeySet:
+    """The keys at which ``torch.func`` transforms enter."""
+    return key_set("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
+
+
+def decompose(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite op's C++ kernel. ``OpOverload.decompose`` would take a Python decomposition where there is one."""
+    return op._op_dk(_composite_implicit, *args, **kwargs)
+
+
+# --- Modes and wrappers. ----------------------------------------------------------------------------------------------
+
+push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch_stack", "to emulate a device")
+pop_dispatch_mode: Callable[[Any], Any] = _private("_C._pop_torch_dispatch_stack", "to emulate a device")
+push_function_mode: Callable[[Any], None] = _private("_C._push_on_torch_function_stack", "to emulate a device")
+pop_function_mode: Callable[[], Any] = _private("_C._pop_torch_function_stack", "to emulate a device")
+disabled_torch_function: Any = _private("_C._disabled_torch_function_impl", "to emulate a device")
+make_wrapper: Callable[..., Any] = _private("Tensor._make_wrapper_subclass", "to emulate a device")
+TensorBase: type = _private("_C.TensorBase", "to recognise tensor methods")
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd tracks the tensor as a view: autocast never caches the cast of one."""
+    return tensor._is_view()
+
+
+def binding_namespaces() -> tuple[Any, ...]:
+    """Where torch keeps its C++ bindings whose names are those of ``aten`` ops."""
+    names = ("_VariableFunctions", "_nn", "_fft", "_linalg", "_special", "_nested", "_sparse")
+    return tuple(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+
+
+def has_cudnn_build() -> bool:
+    """Whether this torch was built with cuDNN, so that composites would choose it for a wrapper said to be on cuda."""
+    return bool(torch._C._has_cudnn)
+
+
+def set_cudnn_enabled(enabled: bool) -> bool:
+    """Set the flag behind ``torch.backends.cudnn.enabled`` (which may be frozen); return what it was."""
+    before: bool = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(enabled)
+    return before

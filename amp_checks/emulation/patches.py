@@ -1,0 +1,150 @@
+"""What must be replaced in torch while a region is active, for the threads inside a region only.
+
+Installed when the first region of the process begins, and taken away when the last one ends. A replacement asks
+whether its own thread is inside a region, and calls the original where it is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from amp_checks import _torch_private as private
+from amp_checks.core import NotEmulated
+from amp_checks.emulation.rules import GENERATION
+
+if TYPE_CHECKING:
+    from amp_checks.emulation.region import Region
+
+_lock = threading.Lock()
+_installed: list[tuple[Any, str, Any]] = []
+_users = 0
+_cudnn_before: bool | None = None
+
+Current = Callable[[], "Region | None"]
+Replace = Callable[[Any, Current], Any]
+
+
+def _when_inside(answer: Callable[[Region, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Replace:
+    """A replacement that gives ``answer(region, original, args, kwargs)`` inside a region, and the original's outside."""
+
+    def replace(original: Any, current: Current) -> Any:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            region = current()
+            return original(*args, **kwargs) if region is None else answer(region, original, args, kwargs)
+
+        return replacement
+
+    return replace
+
+
+def _constant(value: object) -> Replace:
+    return _when_inside(lambda region, original, args, kwargs: value)
+
+
+def _lazy_init(region: Region, original: Any, args: Any, kwargs: Any) -> None:
+    """Torch asks for a start of the device inside ops on wrappers; anyone else wants the device itself."""
+    del original, args, kwargs
+    if not region.inside_op:
+        frame = sys._getframe(2)
+        module = frame.f_globals.get("__name__", "torch")
+        raise NotEmulated(
+            f"{module}.{frame.f_code.co_name}",
+            f"it needs the {region.device_type} runtime; call it only where "
+            f"torch.{region.device_type}.is_available() is True",
+        )
+
+
+def _engine_run_backward(region: Region, original: Any, args: Any, kwargs: Any) -> Any:
+    """Hooks, custom functions and recomputation run user code inside backward: it must find the emulation on."""
+    with region.function_mode_on():
+        return original(*args, **kwargs)
+
+
+def _tensor_metadata(region: Region, original: Any, args: Any, kwargs: Any) -> Any:
+    """Checkpoint compares what it saved inside an op with what it finds outside: name one device in both."""
+    return {**original(*args, **kwargs), "device": region.device_type}
+
+
+def _counting(original: Any, current: Current) -> Any:
+    """Tells the engine that rules may have changed."""
+    del current
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            GENERATION.bump()
+
+    return replacement
+
+
+def _table() -> Iterator[tuple[Any, str, Replace]]:
+    """``(owner, attribute, replacement)``; an owner that is a dict has its item replaced."""
+    yield torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
+    yield torch.cuda, "is_bf16_supported", _constant(True)
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        yield module, "_lazy_init", _when_inside(_lazy_init)
+    yield torch.autograd, "_engine_run_backward", _when_inside(_engine_run_backward)
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    yield checks, "default", _when_inside(_tensor_metadata)
+    yield torch.library.Library, "impl", _counting
+    yield torch.library.Library, "_destroy", _counting
+
+
+def _get(owner: Any, name: str) -> Any:
+    return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+@contextmanager
+def installed(current: Current) -> Iterator[None]:
+    """The replacements, while any region of the process needs them."""
+    _install(current)
+    try:
+        yield
+    finally:
+        _uninstall()
+
+
+def _install(current: Current) -> None:
+    global _users, _cudnn_before  # noqa: PLW0603 - torch's own state is global, so is the count of its users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        for owner, name, replace in _table():
+            original = _get(owner, name)
+            _installed.append((owner, name, original))
+            _set(owner, name, replace(original, current))
+        # Composites would choose cuDNN's kernels for wrappers said to be on cuda.
+        if private.has_cudnn_build():
+            _cudnn_before = private.set_cudnn_enabled(False)
+
+
+def _uninstall() -> None:
+    global _users, _cudnn_before  # noqa: PLW0603
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        while _installed:
+            _set(*_installed.pop())
+        if _cudnn_before is not None:
+            private.set_cudnn_enabled(_cudnn_before)
+            _cudnn_before = None

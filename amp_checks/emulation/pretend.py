@@ -1,0 +1,100 @@
+"""Functions and attributes that name a device: inside a region, the emulated device is the CPU under another name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_checks.core import NotEmulated
+
+Handler = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+"""Takes the device type and the call's arguments; returns the result, or NotImplemented to go on with the call."""
+
+
+def translate(device: Any, device_type: str) -> Any:
+    """``"cpu"`` for any way of writing the emulated device; anything else as it is."""
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if kind != device_type:
+            return device
+    elif isinstance(device, torch.device):
+        if device.type != device_type:
+            return device
+        index = "" if device.index is None else str(device.index)
+    elif isinstance(device, int) and not isinstance(device, bool):
+        index = str(device)
+    else:
+        return device
+    if index not in ("", "0"):
+        raise NotEmulated(
+            f"{device_type}:{index}", f"one device is emulated; write {device_type!r} or '{device_type}:0'"
+        )
+    return torch.device("cpu")
+
+
+def _device(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    del kwargs
+    real: torch.device = _get_device(args[0])
+    if real.type != "cpu":
+        return real
+    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+
+
+def _is_device(name: str) -> Handler:
+    def answer(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del kwargs
+        if _get_device(args[0]).type != "cpu":
+            return NotImplemented
+        return device_type == name
+
+    return answer
+
+
+def _get_device_index(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    del kwargs
+    return 0 if device_type != "cpu" and _get_device(args[0]).type == "cpu" else NotImplemented
+
+
+def _move(name: str) -> Handler:
+    """``tensor.cuda()`` and its like: the tensor itself when that is the emulated device."""
+
+    def move(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if device_type != name:
+            return NotImplemented
+        for device in (*args[1:2], kwargs.get("device")):
+            if device is not None:
+                translate(device, device_type)
+        return args[0]
+
+    return move
+
+
+def _pin_memory(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    del args, kwargs
+    raise NotEmulated("Tensor.pin_memory", f"no {device_type} is there to pin memory for; leave it out")
+
+
+_get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__  # type: ignore[attr-defined]
+
+HANDLERS: dict[Any, Handler] = {
+    Tensor.device.__get__: _device,  # type: ignore[attr-defined]
+    Tensor.get_device: _get_device_index,
+    Tensor.pin_memory: _pin_memory,
+}
+HANDLERS.update(
+    {
+        getattr(Tensor, f"is_{name}").__get__: _is_device(name)
+        for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+        if hasattr(Tensor, f"is_{name}")
+    }
+)
+HANDLERS.update(
+    {
+        getattr(Tensor, name): _move(name)
+        for name in ("cuda", "xpu", "mps", "mtia", "maia")
+        if hasattr(Tensor, name)
+    }
+)

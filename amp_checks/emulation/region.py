@@ -1,0 +1,134 @@
+"""`emulate`: the region, and the function mode through which every call of torch passes inside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amp_checks import _torch_private as private
+from amp_checks.core import NotEmulated
+from amp_checks.emulation import patches, plans, pretend
+from amp_checks.emulation.engine import Engine, Numerics
+from amp_checks.emulation.plans import Plan
+from amp_checks.emulation.rules import GENERATION
+from amp_checks.emulation.wrapper import holds_tensor
+
+DEVICE_TYPES = ("cuda", "xpu", "mps", "mtia", "maia", "cpu")
+
+_is_autocast_enabled = torch.is_autocast_enabled
+_local = threading.local()
+
+
+def current() -> Region | None:
+    """The region that this thread is in."""
+    return getattr(_local, "region", None)
+
+
+class Region(TorchFunctionMode):
+    """One ``with emulate(...)`` of one thread: sees every call of a torch function that user code makes."""
+
+    def __init__(self, device_type: str, numerics: Numerics) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.engine = Engine(device_type, numerics)
+        self.inside_op = False
+        self._plans: dict[Any, Plan] = {}
+        self._plans_at = -1
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if kwargs and "device" in kwargs:
+            kwargs = {**kwargs, "device": pretend.translate(kwargs["device"], self.device_type)}
+        handler = pretend.HANDLERS.get(func)
+        if handler is not None:
+            answer = handler(self.device_type, args, kwargs or {})
+            if answer is not NotImplemented:
+                return answer
+        elif func is torch.Tensor.to:
+            args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
+        if kwargs and kwargs.get("pin_memory"):
+            raise NotEmulated("pin_memory=True", f"no {self.device_type} is there to pin memory for; leave it out")
+        engine = self.engine
+        if not _is_autocast_enabled(self.device_type) and not engine.recorders:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if self._plans_at != GENERATION.count:
+            self._plans.clear()
+            self._plans_at = GENERATION.count
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = plans.plan(func, engine.rules())
+        if plan is Plan.PASS:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if plan is Plan.SKIP and not engine.recorders:
+            if engine.hidden_keys is None:
+                return func(*args, **kwargs) if kwargs else func(*args)
+            with private.force_keys(private.include_set(), private.exclude_set() | engine.hidden_keys):
+                return func(*args, **kwargs) if kwargs else func(*args)
+        if not holds_tensor(args) and not (kwargs and holds_tensor(kwargs.values())):
+            return func(*args, **kwargs) if kwargs else func(*args)
+        before, self.inside_op = self.inside_op, True
+        try:
+            return engine.call(func, args, kwargs or {})
+        finally:
+            self.inside_op = before
+
+    @contextmanager
+    def function_mode_on(self) -> Iterator[None]:
+        """Put the mode back on inside one of its own calls, for user code that torch calls back."""
+        before, self.inside_op = self.inside_op, False
+        private.push_function_mode(self)
+        try:
+            yield
+        finally:
+            private.pop_function_mode()
+            self.inside_op = before
+
+
+@contextmanager
+def emulate(device_type: str, *, numerics: Numerics = "native") -> Iterator[None]:
+    """Run torch programs under another device's autocast rules, on CPU tensors, in this thread.
+
+    Inside, ``device="cuda"``, ``.to("cuda")``, ``.cuda()``, ``.device`` and ``.is_cuda`` speak of the emulated device
+    while tensors, parameters, optimizers and scalers stay ordinary CPU objects; ``torch.autocast("cuda")`` and
+    ``torch.amp.GradScaler("cuda")`` work unmodified. ``torch.cuda.is_available()`` stays False. Everything is restored
+    on exit.
+
+    Args:
+        device_type: ``"cuda"``, ``"xpu"``, ``"mps"``, ``"mtia"``, ``"maia"``; or ``"cpu"``, for the emulation's own gate.
+        numerics: ``"native"``: the CPU's own half kernels. ``"float32"``: products and convolutions in float32 inside,
+            rounded once.
+
+    Raises:
+        ValueError: an unknown device type or numerics.
+        NotEmulated: inside, where the emulation and not AMP lacks something.
+    """
+    if device_type not in DEVICE_TYPES:
+        raise ValueError(f"device_type must be one of {', '.join(DEVICE_TYPES)}; got {device_type!r}")
+    if numerics not in ("native", "float32"):
+        raise ValueError(f"numerics must be 'native' or 'float32'; got {numerics!r}")
+    outer = current()
+    if outer is not None:
+        if (outer.device_type, outer.engine.numerics) != (device_type, numerics):
+            raise ValueError(
+                f"emulate({device_type!r}, numerics={numerics!r}) inside emulate({outer.device_type!r}, "
+                f"numerics={outer.engine.numerics!r}): leave the outer region first"
+            )
+        yield
+        return
+    GENERATION.bump()  # rules may have changed since the last region, unseen
+    with patches.installed(current):
+        region = Region(device_type, numerics)
+        _local.region = region
+        try:
+            with region:
+                yield
+        finally:
+            _local.region = None
+            region.engine.codec.clear()

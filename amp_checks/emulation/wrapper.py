@@ -1,0 +1,153 @@
+"""Tensors that say they are on the emulated device, around ordinary CPU tensors.
+
+A wrapper carries the device's autocast key, so the real C++ rule runs when an op is called with it; autograd, storage
+and identity stay with the inner tensor. Wrappers live for one call. Those of leaf parameters live as long as the
+parameter: autocast's weight cache knows a parameter by its tensor object.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amp_checks import _torch_private as private
+from amp_checks.core import NotEmulated
+
+Tensor = torch.Tensor
+_make = private.make_wrapper
+_is_view = private.is_view
+
+
+class Wrapped(torch.Tensor):
+    """A tensor of the emulated device; ``inner`` is the CPU tensor it stands for."""
+
+    inner: torch.Tensor
+    dispatch: Callable[..., Any]
+    """Set per region by `make_classes`."""
+
+    __torch_function__ = private.disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        return cls.dispatch(func, args, kwargs or {})
+
+
+class Codec:
+    """Wraps arguments and unwraps results, for one region.
+
+    Sequences, dictionaries and named tuples are rebuilt only where they hold a tensor.
+    """
+
+    def __init__(self, device: torch.device, dispatch: Callable[..., Any]) -> None:
+        self.device = device
+        self._cpu = torch.device("cpu")
+        self._wrapper = type("Wrapped", (Wrapped,), {"dispatch": staticmethod(dispatch)})
+        self._leaf_wrapper = type("WrappedLeaf", (Wrapped,), {"dispatch": staticmethod(dispatch)})
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+
+    def wrap(self, value: Any) -> Any:
+        """The value with every tensor in it wrapped."""
+        if isinstance(value, Tensor):
+            kind = type(value)
+            if kind is self._wrapper or kind is self._leaf_wrapper:
+                return value
+            if value.requires_grad and value.is_leaf and not _is_view(value):
+                return self._wrap_leaf(value)
+            wrapped = self._new(self._wrapper, value, False)
+            wrapped.inner = value
+            return wrapped
+        kind = type(value)
+        if kind is tuple:
+            return tuple([self.wrap(item) for item in value])
+        if kind is list:
+            return [self.wrap(item) for item in value]
+        if kind is dict:
+            return {name: self.wrap(item) for name, item in value.items()}
+        if isinstance(value, tuple) and kind is not torch.Size:
+            return _rebuild(value, [self.wrap(item) for item in value])
+        return value
+
+    def unwrap(self, value: Any) -> Any:
+        """The value with every wrapper in it replaced by its inner tensor, and the emulated device by the CPU."""
+        kind = type(value)
+        if kind is self._wrapper:
+            return value.inner
+        if kind is self._leaf_wrapper:
+            return value.inner_ref()
+        if kind is tuple:
+            return tuple([self.unwrap(item) for item in value])
+        if kind is list:
+            return [self.unwrap(item) for item in value]
+        if kind is torch.device:
+            return self._cpu if value.type == self.device.type else value
+        if kind is dict:
+            return {name: self.unwrap(item) for name, item in value.items()}
+        if isinstance(value, tuple) and kind is not torch.Size:
+            return _rebuild(value, [self.unwrap(item) for item in value])
+        return value
+
+    def _new(self, cls: Any, tensor: Tensor, requires_grad: bool) -> Any:
+        if tensor.layout is torch.strided:
+            if tensor.is_nested:
+                raise NotEmulated("a nested tensor", "pad it to a dense tensor, or keep it out of the region")
+            return _make(
+                cls,
+                tensor.shape,
+                strides=tensor.stride(),
+                storage_offset=tensor.storage_offset(),
+                dtype=tensor.dtype,
+                device=self.device,
+                requires_grad=requires_grad,
+            )
+        return _make(
+            cls,
+            tensor.shape,
+            dtype=tensor.dtype,
+            layout=tensor.layout,
+            device=self.device,
+            requires_grad=requires_grad,
+        )
+
+    def _wrap_leaf(self, tensor: Tensor) -> Any:
+        key = id(tensor)
+        held = self._leaves.get(key)
+        if held is not None:
+            wrapped = held[1]
+            if held[0]() is tensor and wrapped.dtype is tensor.dtype and wrapped.shape == tensor.shape:
+                return wrapped
+        leaves = self._leaves
+        reference = weakref.ref(tensor, lambda _: leaves.pop(key, None))
+        wrapped = self._new(self._leaf_wrapper, tensor, True)
+        wrapped.inner_ref = reference
+        leaves[key] = (reference, wrapped)
+        return wrapped
+
+    def clear(self) -> None:
+        """Forget the wrappers of parameters."""
+        self._leaves.clear()
+
+
+def _rebuild(original: Any, items: list[Any]) -> Any:
+    """A tuple of the same type: named tuples take their fields one by one, torch's own result types one sequence."""
+    if hasattr(original, "_fields"):
+        return type(original)(*items)
+    return type(original)(items)
+
+
+def holds_tensor(values: Any) -> bool:
+    """Whether a sequence of arguments holds a tensor at any depth."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return True
+        if isinstance(value, list | tuple):
+            if holds_tensor(value):
+                return True
+        elif type(value) is dict and holds_tensor(value.values()):
+            return True
+    return False
