@@ -106,6 +106,8 @@ class Session:
 
     def _check_conditions(self) -> None:
         _ = self.backends, self.families
+        if self.config.option.amp_item:
+            self.items()
         expected: str | None = self.config.option.amp_expect_torch
         found = self.environment["torch"]
         if expected and expected not in (found, found.partition("+")[0]):

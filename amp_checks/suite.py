@@ -23,6 +23,7 @@ from amp_checks.core import (
     UsageError,
     first_line,
     item_id,
+    record,
     run,
 )
 
@@ -71,7 +72,7 @@ class Item:
         reason = backend_table.why_unavailable(self.backend.id) if self.backend.id in backend_table.IDS else None
         if reason is None:
             return run(self.check, self.case, self.backend)
-        return Result(
+        unavailable = Result(
             check=self.check.__name__,
             case=self.case.id,
             family=self.case.family,
@@ -80,6 +81,7 @@ class Item:
             status=Status.UNAVAILABLE,
             message=reason,
         )
+        return record(unavailable)
 
     def __call__(self) -> None:
         """Run inside a pytest test: fail, skip or expect failure as the verdict says."""

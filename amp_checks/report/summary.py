@@ -17,7 +17,7 @@ def summarise(results: Sequence[Result]) -> dict[str, Any]:
     for result in sorted(results, key=lambda one: (one.backend, one.family)):
         row = table.setdefault(result.backend, {}).setdefault(result.family, {})
         row[str(result.status)] = row.get(str(result.status), 0) + 1
-    planted = [result for result in results if result.family == "planted"]
+    planted = [result for result in results if result.check == "check_planted_fault_is_caught"]
     return {
         "backends": table,
         "emulated": sorted({result.backend for result in results if result.emulated}),
