@@ -58,7 +58,7 @@ def randn(
     Every device and dtype gets the same numbers, and no global random state moves.
     """
     generator = torch.Generator().manual_seed(seed_of(seed))
-    return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
+    return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
 
 
 def error_ratio(actual: torch.Tensor, reference: torch.Tensor, *, run_dtype: torch.dtype) -> float:

@@ -1,0 +1,8 @@
+"""Gradient scaling: every table of the family, in one sequence."""
+
+from __future__ import annotations
+
+from amp_checks.cases import scaler_optimizers, scaler_programs
+from amp_checks.core import Case
+
+CASES: tuple[Case, ...] = (*scaler_programs.ROWS, *scaler_optimizers.ROWS)

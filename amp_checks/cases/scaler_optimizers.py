@@ -1,0 +1,119 @@
+"""Every optimizer that torch.optim ships, in each of its implementations, under a gradient scaler."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from amp_checks.core import Backend
+
+Shape = tuple[int, ...]
+DENSE: tuple[Shape, ...] = ((4, 3), (3,), ())
+MATRICES: tuple[Shape, ...] = ((4, 3), (3, 5))
+"""Muon takes matrices only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCase:
+    """One implementation of one optimizer.
+
+    Attributes:
+        optimizer: its name in torch.optim.
+        settings: its arguments; the implementation is chosen among them.
+        shapes: of its parameters.
+        sparse: gradients are sparse COO, over rows.
+        device_only: the implementation exists on an accelerator only (capturable): real cuda backends.
+    """
+
+    id: str
+    optimizer: str
+    settings: tuple[tuple[str, float | bool], ...] = ()
+    shapes: tuple[Shape, ...] = DENSE
+    sparse: bool = False
+    device_only: bool = False
+    behaviours: tuple[int, ...] = (23, 24)
+    family: str = "scaler"
+    full: bool = False
+
+    @property
+    def differentiable(self) -> bool:
+        return ("differentiable", True) in self.settings
+
+    @property
+    def fused(self) -> bool:
+        return ("fused", True) in self.settings
+
+    def runs_on(self, backend: Backend) -> bool:
+        return not self.device_only or (backend.device_type == "cuda" and not backend.emulated)
+
+
+IMPLEMENTATIONS: dict[str, tuple[tuple[str, bool], ...]] = {
+    "for-loop": (("foreach", False),),
+    "foreach": (("foreach", True),),
+    "fused": (("fused", True),),
+    "capturable": (("foreach", False), ("capturable", True)),
+    "capturable-foreach": (("foreach", True), ("capturable", True)),
+    "fused-capturable": (("fused", True), ("capturable", True)),
+    "differentiable": (("differentiable", True),),
+}
+
+_LOOPS = ("for-loop", "foreach", "differentiable")
+_CAPTURABLE = (*_LOOPS, "capturable", "capturable-foreach")
+_ADAM = (*_CAPTURABLE, "fused", "fused-capturable")
+
+_HAS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, float | bool], ...]]] = {
+    "ASGD": (_CAPTURABLE, ()),
+    "Adadelta": (_CAPTURABLE, ()),
+    "Adafactor": (("for-loop", "foreach"), ()),
+    "Adagrad": ((*_LOOPS, "fused"), ()),
+    "Adam": (_ADAM, ()),
+    "AdamW": (_ADAM, (("amsgrad", True),)),
+    "Adamax": (_CAPTURABLE, ()),
+    "NAdam": (_CAPTURABLE, ()),
+    "RAdam": (_CAPTURABLE, ()),
+    "RMSprop": (_CAPTURABLE, (("momentum", 0.9), ("centered", True))),
+    "Rprop": (_CAPTURABLE, ()),
+    "SGD": ((*_LOOPS, "fused"), (("momentum", 0.9), ("nesterov", True))),
+}
+"""Optimizer -> its implementations, and arguments that give it as much state as it can have."""
+
+_GATE = ("for-loop", "fused")
+"""Implementations that the pull-request gate runs for every optimizer; the others run for Adam only."""
+
+
+def _row(
+    optimizer: str, implementation: str, settings: tuple[tuple[str, float | bool], ...]
+) -> OptimizerCase:
+    return OptimizerCase(
+        id=f"optimizer-{optimizer}-{implementation}",
+        optimizer=optimizer,
+        settings=(("lr", 0.125), *settings, *IMPLEMENTATIONS[implementation]),
+        device_only="capturable" in implementation,
+        behaviours=(23, 24, 29, 30) if "fused" in implementation else (23, 24),
+        full=optimizer != "Adam" and implementation not in _GATE,
+    )
+
+
+ROWS: tuple[OptimizerCase, ...] = (
+    *(
+        _row(optimizer, implementation, settings)
+        for optimizer, (implementations, settings) in _HAS.items()
+        for implementation in implementations
+    ),
+    OptimizerCase(id="optimizer-Muon", optimizer="Muon", settings=(("lr", 0.125),), shapes=MATRICES),
+    OptimizerCase(
+        id="optimizer-SparseAdam",
+        optimizer="SparseAdam",
+        settings=(("lr", 0.125),),
+        shapes=((6, 2),),
+        sparse=True,
+        behaviours=(19, 23, 24),
+    ),
+    OptimizerCase(
+        id="optimizer-SGD-sparse",
+        optimizer="SGD",
+        settings=(("lr", 0.125),),
+        shapes=((6, 2),),
+        sparse=True,
+        behaviours=(19, 23, 24),
+    ),
+)

@@ -1,0 +1,121 @@
+"""A skipped step must not have been; an unskipped one must be the unscaled one. Bit for bit, for every optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from amp_checks.cases.scaler_optimizers import OptimizerCase
+from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.scaler.training import Bits, Training, difference, run_steps
+
+SCALE = 1024.0
+_STEP = "torch.amp.GradScaler.step: skipped steps leave the params uncorrupted"
+
+
+def checks_for(_: OptimizerCase) -> Iterator[Check]:
+    yield check_skipped_step_leaves_parameters
+    yield check_skipped_step_leaves_optimizer_state
+    yield check_skipped_step_leaves_unscaled_gradients
+    yield check_step_after_skip_equals_step_without
+    yield check_scaled_step_equals_unscaled_step
+
+
+def _start(case: OptimizerCase, backend: Backend) -> Training:
+    return Training(case, backend, backend.scaler(init_scale=SCALE))
+
+
+def _compare(actual: Bits, expected: Bits, *, when: str, why: str) -> Iterator[Finding]:
+    for name in sorted(actual.keys() | expected.keys()):
+        found = difference(actual.get(name), expected.get(name))
+        yield exact(f"{name} {when}", actual=found or "the same bits", expected="the same bits", why=why)
+
+
+def check_skipped_step_leaves_parameters(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
+    """Parameters before and after a step on inf, -inf and NaN."""
+    for bad in (math.inf, -math.inf, math.nan):
+        training = run_steps(_start(case, backend), ["first"])
+        before = training.bits_of_parameters()
+        training.step("bad", bad=bad)
+        yield from _compare(training.bits_of_parameters(), before, when=f"after a step on {bad}", why=_STEP)
+
+
+def check_skipped_step_leaves_optimizer_state(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
+    """Momentum, moments and step counters before and after a step on inf, -inf and NaN."""
+    for bad in (math.inf, -math.inf, math.nan):
+        training = run_steps(_start(case, backend), ["first"])
+        before = training.bits_of_state()
+        training.step("bad", bad=bad)
+        after = training.bits_of_state()
+        yield exact(
+            f"names in the optimizer's state after a step on {bad}",
+            actual=", ".join(after),
+            expected=", ".join(before),
+            why=_STEP,
+        )
+        yield from _compare(after, before, when=f"after a step on {bad}", why=_STEP)
+
+
+def check_skipped_step_leaves_unscaled_gradients(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
+    """The finite gradients of a skipped step have been divided by the scale, as ``step`` does for all of them."""
+    training = run_steps(_start(case, backend), ["first"])
+    training.step("bad", bad=math.inf)
+    plain = Training(case, backend, None)
+    plain.set_gradients("bad", bad=math.inf)
+    yield from _compare(
+        _gradients(training),
+        _gradients(plain),
+        when="after a step on inf",
+        why="torch.amp.GradScaler.step: 1. internally invokes unscale_(optimizer)",
+    )
+
+
+def _gradients(training: Training) -> Bits:
+    found: Bits = {}
+    for number, parameter in enumerate(training.parameters):
+        gradient = parameter.grad
+        assert gradient is not None  # noqa: S101 - every parameter was given one
+        found[f"gradient {number}"] = gradient.to_dense() if gradient.is_sparse else gradient
+    return found
+
+
+def check_step_after_skip_equals_step_without(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
+    """A run with a bad batch, first or later, ends where a run without it ends."""
+    clean = run_steps(_start(case, backend), ["first", "second"])
+    for place in (0, 1):
+        training = _start(case, backend)
+        with _uninitialised_memory_is_nan():
+            run_steps(training, ["first"] * place)
+            training.step("bad", bad=math.nan)
+            run_steps(training, ["first", "second"][place:])
+        when = f"after two steps, with a bad batch before step {place + 1}"
+        yield from _compare(training.bits_of_parameters(), clean.bits_of_parameters(), when=when, why=_STEP)
+        yield from _compare(training.bits_of_state(), clean.bits_of_state(), when=when, why=_STEP)
+
+
+@contextmanager
+def _uninitialised_memory_is_nan() -> Iterator[None]:
+    """What an optimizer allocates on a skipped step and never writes must not depend on what lay there before."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def check_scaled_step_equals_unscaled_step(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
+    """Multiplying by a power of two and dividing again is exact: scaled training is the unscaled one."""
+    scaled = run_steps(_start(case, backend), ["first", "second"])
+    plain = run_steps(Training(case, backend, None), ["first", "second"])
+    why = "the scale is a power of two: scaling and unscaling round nothing"
+    yield from _compare(
+        scaled.bits_of_parameters(), plain.bits_of_parameters(), when="after two steps", why=why
+    )
+    yield from _compare(scaled.bits_of_state(), plain.bits_of_state(), when="after two steps", why=why)

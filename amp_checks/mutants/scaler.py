@@ -1,0 +1,8 @@
+"""Gradient scaling: every planted fault of the family, in one sequence."""
+
+from __future__ import annotations
+
+from amp_checks.mutants import scaler_faults, scaler_kernels
+from amp_checks.planting import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*scaler_faults.ROWS, *scaler_kernels.ROWS)
