@@ -105,3 +105,26 @@ def sample(backends: Sequence[Backend], *, count: int = SAMPLE, seed: int = 0) -
         ]
         chosen += random.Random(f"{seed} {family}").sample(eligible, min(share, len(eligible)))  # noqa: S311
     return chosen
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What became of a set of planted faults of one kind.
+
+    Attributes:
+        kind: what they are: ``"table"``, ``"syntax-tree edits of grad_scaler.py"``, ``"rule removed, cuda, fp32"``.
+        total: how many were planted.
+        by_running: caught by a check that ran the thing.
+        by_list: caught by a registration list alone; counted apart.
+        survived: caught by nothing and not listed as equivalent; each fails the self-test.
+        equivalent: caught by nothing, with the recorded reason why nothing can.
+        seconds: wall time.
+    """
+
+    kind: str
+    total: int
+    by_running: int
+    by_list: int = 0
+    survived: tuple[str, ...] = ()
+    equivalent: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - loaded here once, it is not loaded again by every run inside this process
 from stubs import StubCase
 
 from amp_checks import backends
@@ -18,9 +19,8 @@ CPU = ("--amp-backend", "cpu-float16")
 
 
 def results(pytester: pytest.Pytester, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any]]:
-    done = pytester.runpytest_inprocess(
-        *("--pyargs", "amp_checks", "--amp-json", "out.json"), *arguments, no_reraise_ctrlc=True
-    )
+    fixed = ("-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-json", "out.json")
+    done = pytester.runpytest_inprocess(*fixed, *arguments, no_reraise_ctrlc=True)
     file = pytester.path / "out.json"
     return done, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 

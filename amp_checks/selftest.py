@@ -1,0 +1,128 @@
+"""``amp-checks selftest``: every planted fault against the checks that must catch it.
+
+A family brings its table (``MUTANTS``, each tried on every chosen backend on which it exists) and may bring more
+(``BULK`` in its module of mutants: functions from a line-by-line progress to tallies), such as an edit of every node of
+a source file or the removal of every rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from amp_checks import backends, planting, suite
+from amp_checks.core import Backend, SuiteError, UsageError
+from amp_checks.planting import Tally
+from amp_checks.report import json_format
+
+Progress = Callable[[str], None]
+Bulk = Callable[[Progress], Iterable[Tally]]
+
+
+def table(family: str, chosen: Sequence[Backend], progress: Progress) -> Tally:
+    """Try each mutant of a family's table on each chosen backend on which it exists.
+
+    It counts as caught when every check that it names catches it by running.
+    """
+    began = time.perf_counter()
+    caught, survived, total = 0, [], 0
+    for mutant in planting.mutants(family):
+        case = planting.case_of(mutant)
+        checks = [check for check in suite.checks_for(case) if check.__name__ in mutant.killed_by]
+        for backend in chosen:
+            if not (mutant.applies(backend) and case.runs_on(backend)):
+                continue
+            total += 1
+            missed = [c.__name__ for c in checks if not planting.caught(mutant, planting.try_on(mutant, backend, c))]
+            if missed or not checks:
+                survived.append(f"{mutant.id} on {backend.id} (missed by {', '.join(missed) or 'every check'})")
+                progress(f"SURVIVED {survived[-1]}: {mutant.fault}")
+            else:
+                caught += 1
+    return Tally(
+        kind="table", total=total, by_running=caught, survived=tuple(survived), seconds=time.perf_counter() - began
+    )
+
+
+def run(families: Sequence[str], chosen: Sequence[Backend], progress: Progress) -> Iterator[tuple[str, Tally]]:
+    """Every tally of the families, as each is ready."""
+    for family in families:
+        progress(f"{family}: {len(planting.mutants(family))} faults of its table")
+        yield family, table(family, chosen, progress)
+        module = importlib.import_module(f"amp_checks.mutants.{suite.FAMILIES[family]}")
+        bulk: Sequence[Bulk] = getattr(module, "BULK", ())
+        for plant_all in bulk:
+            for tally in plant_all(progress):
+                yield family, tally
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the tallies; 1 where a fault survived unexplained, else 0.
+
+    Raises:
+        UsageError: a family or backend is unknown, or a chosen backend cannot run here.
+    """
+    if unknown := next((name for name in args.family if name not in planting.FAMILIES), None):
+        raise UsageError(f"unknown family {unknown!r}; there are {', '.join(planting.FAMILIES)}")
+    families = [name for name in planting.FAMILIES if name in args.family] or planting.FAMILIES
+    chosen = backends.resolve(args.backend)
+    for backend in chosen:
+        if (reason := backends.why_unavailable(backend.id)) is not None:
+            raise UsageError(f"{backend.id} cannot run: {reason}")
+
+    def progress(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+
+    tallies = []
+    for family, tally in run(families, chosen, progress):
+        tallies.append((family, tally))
+        progress(f"{family}: {describe(tally)}")
+    text = "\n".join(_table(tallies))
+    if args.json == "-":
+        sys.stdout.write(json_format.dumps(_document(tallies, chosen)))
+    else:
+        sys.stdout.write(f"{text}\n")
+        if args.json:
+            json_format.write(Path(args.json), _document(tallies, chosen))
+    if not any(tally.total for _, tally in tallies):
+        raise SuiteError("no fault was planted: none exists on the chosen backends")
+    return int(any(tally.survived for _, tally in tallies))
+
+
+def describe(tally: Tally) -> str:
+    """One line: ``table: 57 planted, 57 caught by running, 0 by a list alone, 0 equivalent, 0 survived (3.1 s)``."""
+    return (
+        f"{tally.kind}: {tally.total} planted, {tally.by_running} caught by running, {tally.by_list} by a list alone, "
+        f"{len(tally.equivalent)} equivalent, {len(tally.survived)} survived ({tally.seconds:.1f} s)"
+    )
+
+
+def _table(tallies: Sequence[tuple[str, Tally]]) -> list[str]:
+    width = max((len(tally.kind) for _, tally in tallies), default=4) + 2
+    head = f"{'family':<13}{'faults':<{width}}{'planted':>9}{'running':>9}{'list':>6}{'equivalent':>12}{'survived':>10}"
+    told = [head, "-" * len(head)]
+    for family, t in tallies:
+        told.append(
+            f"{family:<13}{t.kind:<{width}}{t.total:>9}{t.by_running:>9}{t.by_list:>6}{len(t.equivalent):>12}"
+            f"{len(t.survived):>10}"
+        )
+    told += [f"SURVIVED {family}: {name}" for family, tally in tallies for name in tally.survived]
+    return told
+
+
+def _document(tallies: Sequence[tuple[str, Tally]], chosen: Sequence[Backend]) -> dict[str, Any]:
+    from amp_checks import environment
+
+    return {
+        "schema": "amp_checks/selftest",
+        "version": 1,
+        "environment": environment.describe(),
+        "backends": [backend.id for backend in chosen],
+        "tallies": [{"family": family, **dataclasses.asdict(tally)} for family, tally in tallies],
+    }

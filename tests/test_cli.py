@@ -1,0 +1,160 @@
+"""The command line: exit statuses, one line per error, and the same verdict wherever it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_checks import backends, cli
+
+FEW = "nan"
+"""Selects a handful of items, for tests on how they are run."""
+
+
+def amp_checks(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "amp_checks", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        check=False,
+    )
+
+
+def written(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["rnu"], "argument COMMAND: invalid choice: 'rnu'"),
+        (["run", "--bakend", "cpu-float16"], "unrecognized arguments: --bakend"),
+        (["run", "--backend", "cpu"], "unknown backend 'cpu'; there are cuda-float16"),
+        (["run", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),
+        (["run", "-n", "two"], "-n takes a number or auto, not 'two'"),
+        (["run", "--item", "nonsense"], "unknown item 'nonsense': an id ends with a backend"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_4(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # set by `run`: leave the environment as it was
+    try:
+        status = cli.entry(arguments)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    told = capfd.readouterr()
+    assert status == 4
+    assert told.err.startswith("amp-checks: error: ")
+    assert message in told.err
+    assert len(told.err.splitlines()) == 1
+    assert "Traceback" not in told.out
+
+
+def test_env_says_what_there_is_and_why_a_backend_is_missing() -> None:
+    done = amp_checks("env")
+    assert done.returncode == 0
+    assert "torch " in done.stdout
+    for backend_id in backends.IDS:
+        assert backend_id in done.stdout
+    if backends.why_unavailable("cuda-float16"):
+        assert "not available: " in done.stdout
+
+
+def test_env_as_json_is_json_alone() -> None:
+    done = amp_checks("env", "--json", "-")
+    assert set(json.loads(done.stdout)) >= {"torch", "torch_path", "devices", "driver", "switches", "threads", "backends"}
+
+
+def test_the_gate_without_cuda_names_it() -> None:
+    if backends.why_unavailable("cuda-float16") is None:
+        pytest.skip("this machine has a CUDA device")
+    done = amp_checks("run", "--require-cuda")
+    assert done.returncode == 4
+    assert done.stderr.startswith("amp-checks: error: CUDA is required")
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stdout
+
+
+@pytest.fixture
+def hostile_repository(tmp_path: Path) -> Path:
+    """A user's repository whose own configuration would change or hide anything that listened to it."""
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = --strict-markers -k none_of_ours --maxfail=1\npython_files = none.py\n"
+        "filterwarnings = error\nxfail_strict = true\nnorecursedirs = amp_checks conformance\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('a conftest that nobody asked for')\n", encoding="utf-8")
+    (tmp_path / "torch.py").write_text("raise RuntimeError('not the torch you want')\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_folder_it_is_called_in_has_no_say(hostile_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    selection = ("run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW)
+    script = Path(sys.executable).with_name("amp-checks")
+    here, there = tmp_path_factory.mktemp("here"), hostile_repository
+    found = []
+    for folder, environment in ((here, {}), (there, {"PYTEST_ADDOPTS": "-k nothing", "PYTEST_PLUGINS": "missing"})):
+        done = subprocess.run(
+            [str(script), *selection, "--json", "out.json"],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=os.environ | environment,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(written(folder / "out.json")["results"])
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    selection = ("run", "-k", f"{FEW} or trace or softmax or inverse or planted")
+    for name, workers in (("one.json", "0"), ("two.json", "2")):
+        done = amp_checks(*selection, "-n", workers, "--json", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two = written(tmp_path / "one.json"), written(tmp_path / "two.json")
+    assert one["results"] == two["results"]
+    assert one["environment"] == two["environment"]
+    assert [entry["id"] for entry in one["results"]] == sorted(entry["id"] for entry in one["results"])
+
+
+def test_json_on_standard_output_stands_there_alone() -> None:
+    done = amp_checks("run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["schema"] == "amp_checks/results"
+    assert "AMP is right" in done.stderr
+
+
+def test_pyargs_runs_the_same_items_from_a_users_repository(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = --strict-markers\npython_files = mine_*.py\nfilterwarnings = error\nxfail_strict = true\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture(autouse=True)\ndef spoil():\n    raise RuntimeError('not for them')\n",
+        encoding="utf-8",
+    )
+    selection = ("--amp-family", "scaler", "--amp-backend", "cpu-float16", "--amp-json", "pyargs.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "amp_checks", *selection, "-k", FEW],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = amp_checks("run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW, "--json", "run.json", cwd=tmp_path)
+    assert written(tmp_path / "pyargs.json")["results"] == written(tmp_path / "run.json")["results"]
