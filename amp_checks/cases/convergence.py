@@ -19,7 +19,7 @@ class ConvergenceCase:
     Attributes:
         task: what trains, the same in FP32 and AMP.
         seeds: how many runs in each precision; seeds are 0, 1, ...
-        learned: both precisions must bring the validation loss below this share of what it was before training.
+        learned: both precisions must bring the validation loss below this share of what it was at first.
         most_skips: how many steps float16 may skip while its loss scale settles.
         text: what a text model must say at the end, in both precisions; None of other tasks.
         full: left to ``--full``.

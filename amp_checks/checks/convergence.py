@@ -1,4 +1,5 @@
-"""What must hold when a task is trained under AMP: it learns, as well as in FP32, and the scaler does not get in the way.
+"""What must hold when a task is trained under AMP: it learns as well as in FP32, and the scaler stays out of
+the way.
 
 FP32 runs are kept for the whole process: no backend, real, emulated or faulty, changes them.
 """
@@ -46,8 +47,8 @@ def check_trains_like_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[
             ratio=found.ratio,
             threshold=parity.MARGIN,
             actual=found.describe(),
-            expected=f"{parity.Verdict.EQUIVALENT} within {parity.MARGIN:g} standard deviations of FP32 over seeds",
-            why=f"two one-sided paired t-tests, alpha {parity.ALPHA:g}; a different result, and too few seeds, both fail",
+            expected=f"{parity.Verdict.EQUIVALENT} within {parity.MARGIN:g} standard deviations of FP32",
+            why=f"two one-sided paired t-tests, alpha {parity.ALPHA:g}; too few seeds fail as well",
         )
 
 
@@ -63,7 +64,7 @@ def check_learns(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
 
 
 def check_steps_run(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
-    """The optimizer steps; the scaler skips no more steps than it needs to settle, and is worth its while at the end."""
+    """The scaler skips no more steps than it needs to settle, and is still worth its while at the end."""
     run = _amp(case.task, backend, 0)
     yield bounded(
         f"steps skipped of {case.task.steps}",
@@ -71,7 +72,7 @@ def check_steps_run(case: ConvergenceCase, backend: Backend) -> Iterator[Finding
         expected=f"at most {case.most_skips}",
         ratio=float(run.skipped),
         threshold=case.most_skips + 0.5,
-        why="a skipped step is a batch not learned from; only the first few steps may be needed to find the loss scale",
+        why="a skipped step is a batch not learned from; only finding the loss scale may cost a few",
     )
     precision = case.task.amp(backend)
     if not precision.scaled:
@@ -80,7 +81,7 @@ def check_steps_run(case: ConvergenceCase, backend: Backend) -> Iterator[Finding
         "steps skipped, against times the loss scale fell",
         actual=run.skipped,
         expected=run.backoffs,
-        why="torch.amp.GradScaler: a step with inf or NaN gradients is skipped, and the scale backs off, both or neither",
+        why="torch.amp.GradScaler skips a step and backs off, both or neither",
     )
     scale = run.scales[-1]
     yield bounded(
@@ -96,9 +97,9 @@ def check_steps_run(case: ConvergenceCase, backend: Backend) -> Iterator[Finding
 FIRST_GRADIENTS = Threshold(
     value=8.0,
     unit="eps(low dtype), error of a parameter's gradient over its norm",
-    healthy="TODO",
-    weakest_mutant="TODO",
-    measured="TODO",
+    healthy="0.15 to 0.6 on the reference recipe, float16 and bfloat16, torch 2.13.0 on a CPU",
+    weakest_mutant="gradients times 0.9: 12.6 in bfloat16 (102 in float16)",
+    measured="amp-checks run --family convergence; the mutant gradients-times-0.9",
 )
 
 
@@ -131,7 +132,10 @@ def check_says_text(case: ConvergenceCase, backend: Backend) -> Iterator[Finding
         with torch.no_grad():
             said = attempt(f"decoding after {name} training", run.learner.speak)
         yield exact(
-            f"text said after {name} training", actual=repr(said), expected=repr(case.text), why="the text it was taught"
+            f"text said after {name} training",
+            actual=repr(said),
+            expected=repr(case.text),
+            why="the text that it was taught",
         )
 
 

@@ -1,1 +1,1 @@
-"""The reference implementation: one model, one training loop for FP32 and AMP, and the tasks that run through it."""
+"""The reference implementation: one model, one training loop for FP32 and AMP, and the tasks it runs."""

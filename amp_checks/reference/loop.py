@@ -1,8 +1,9 @@
 """One training loop for FP32 and AMP: the precision is a parameter, all else is the same.
 
-A `Task` builds a `Learner` (model, data, optimizers) under a seed; `train` runs it and returns what happened as a
-`Trajectory`. The same seed gives the same initial weights, batches and order in every precision and on every backend:
-weights and data are drawn on the CPU and moved.
+A `Task` builds a `Learner` (model, data, optimizers) under a seed; `train` runs it and returns what happened
+as a `Trajectory`. The same seed gives the same initial weights, batches and order in every precision and on
+every
+backend: weights and data are drawn on the CPU and moved.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from amp_checks.numerics import seeded
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """In which precision a loop trains: the region of its forward passes and the scaler of its backward passes.
+    """In which precision a loop trains: the region of its forward passes, the scaler of its backward passes.
 
     ``scaled`` says whether that scaler is enabled.
     """
@@ -81,7 +82,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Loss and metric of a trained model on data it did not see; both without region and without gradients."""
+    """Loss and metric of a model on data it did not train on; both without region and without gradients."""
 
     loss: float
     metric: float
@@ -139,8 +140,8 @@ class Trajectory:
         losses: the training loss of each step: its turns' mean losses, added up; not scaled.
         ran: for each step, whether every optimizer really stepped.
         scales: the loss scale before the first step and after each.
-        first_gradients: unscaled gradient of each parameter as the optimizers saw it at the first step, in float32 on
-            the CPU, by name; empty where that step was skipped.
+        first_gradients: unscaled gradient of each parameter as its optimizer saw it when it first stepped, in
+            float32 on the CPU, by name; empty where the first step was skipped.
         before, after: validation before the first step and after the last.
         learner: what was trained, as it stands after the last step.
     """
@@ -227,7 +228,8 @@ def _watch_first_gradients(learner: Learner, gradients: dict[str, torch.Tensor])
                 gradients[names[parameter]] = gradient.to_dense() if gradient.is_sparse else gradient
 
     return [
-        turn.optimizer.register_step_pre_hook(functools.partial(copy, turn.parameters())) for turn in learner.turns
+        turn.optimizer.register_step_pre_hook(functools.partial(copy, turn.parameters()))
+        for turn in learner.turns
     ]
 
 

@@ -1,9 +1,10 @@
 """Does AMP train as well as FP32? An equivalence test on paired seeds, in the task's own unit of noise.
 
-A pair is two runs with the same seed: same initial weights, batches and order. The unit is the standard deviation of the
-FP32 results over seeds, so no task needs a constant of its own. The test is two one-sided t-tests (Schuirmann 1987) on
-the paired differences: AMP is equivalent when the confidence interval of the mean difference, at level ``1 - 2 * ALPHA``,
-lies wholly within plus and minus ``MARGIN`` units. Too few seeds make the interval too wide, which is a verdict of its own.
+A pair is two runs with the same seed: same initial weights, batches and order. The unit is the standard
+deviation of the FP32 results over seeds, so no task needs a constant of its own. The test is two one-sided
+t-tests (Schuirmann 1987) on the paired differences: AMP is equivalent when the confidence interval of the
+mean difference, at level ``1 - 2 * ALPHA``, lies wholly within plus and minus ``MARGIN`` units. Too few seeds
+make the interval too wide, which is a verdict of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Parity:
 
     @property
     def ratio(self) -> float:
-        """The end of the interval that lies farthest from zero; AMP is equivalent when it is below the margin."""
+        """The end of the interval farthest from zero; AMP is equivalent when it is below the margin."""
         return abs(self.difference) + self.half_width
 
     def describe(self) -> str:
@@ -64,11 +65,14 @@ class Parity:
         )
 
 
-def compare(*, fp32: Sequence[float], amp: Sequence[float], alpha: float = ALPHA, margin: float = MARGIN) -> Parity:
+def compare(
+    *, fp32: Sequence[float], amp: Sequence[float], alpha: float = ALPHA, margin: float = MARGIN
+) -> Parity:
     """Two one-sided t-tests on paired results.
 
     Args:
-        fp32, amp: one result for each seed, in the same order of seeds (a loss, a metric, an area).
+        fp32: one result for each seed (a loss, a metric, an area).
+        amp: the same under AMP, in the same order of seeds.
         alpha: level of each one-sided test.
         margin: in standard deviations of ``fp32``.
 
@@ -90,7 +94,7 @@ def compare(*, fp32: Sequence[float], amp: Sequence[float], alpha: float = ALPHA
     if abs(difference) + half_width < margin:
         verdict = Verdict.EQUIVALENT
     elif abs(difference) - half_width >= margin or half_width < margin / 2:
-        # Either the whole interval lies outside, or it is narrow enough to have fitted had there been no difference.
+        # The whole interval lies outside, or it is so narrow that more seeds would hardly bring it in.
         verdict = Verdict.DIFFERENT
     else:
         verdict = Verdict.TOO_FEW_SEEDS
@@ -122,7 +126,7 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 
 def student_distribution(value: float, freedom: int) -> float:
-    """P(T <= value) for Student's t with a whole number of degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """P(T <= value) for Student's t, ``freedom`` a whole number (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     theta = math.atan(value / math.sqrt(freedom))
     cosine = math.cos(theta)
     if freedom % 2:

@@ -40,7 +40,9 @@ class Encoding:
 BITS = Encoding(
     encode=text.encode_bits,
     decode=text.decode_bits,
-    right=lambda outputs, targets: ((outputs > 0) == (targets > 0)).unflatten(1, (-1, text.BITS)).all(dim=2),
+    right=lambda outputs, targets: (
+        ((outputs > 0) == (targets > 0)).reshape(len(outputs), -1, text.BITS).all(dim=2)
+    ),
 )
 CODE_POINTS = Encoding(
     encode=text.encode_code_points,
@@ -85,6 +87,7 @@ AS_PUBLISHED = Task(
 )
 """Regression on code points (20013 to 37326): what it does wrong is what the checks are for.
 
-The gradients of a squared error of 28000 overflow float16 at every loss scale above 1; float16 could not hold the targets
-(its spacing there is 16 to 32); and Adam moves each weight by about 1e-3 a step, so no precision gets anywhere.
+The gradients of a squared error of 28000 overflow float16 at every loss scale above 1; float16 could not hold
+the targets (its spacing there is 16 to 32); and Adam moves each weight by about 1e-3 a step, so no precision
+gets anywhere.
 """

@@ -19,7 +19,9 @@ def encode_bits(text: str) -> torch.Tensor:
     if outside := [character for character in text if ord(character) >> BITS]:
         message = f"{outside[0]!r} has no 16-bit code: use characters of the Basic Multilingual Plane"
         raise ValueError(message)
-    return torch.tensor([[1.0 if ord(character) >> bit & 1 else -1.0 for character in text for bit in range(BITS)]])
+    return torch.tensor(
+        [[1.0 if ord(character) >> bit & 1 else -1.0 for character in text for bit in range(BITS)]]
+    )
 
 
 def decode_bits(outputs: torch.Tensor) -> str:
@@ -37,6 +39,7 @@ def decode_code_points(outputs: torch.Tensor) -> str:
     """Each output truncated to an integer and taken as a code point.
 
     Raises:
-        ValueError: a code point is negative or beyond Unicode's last; OverflowError or ValueError for inf and NaN.
+        ValueError: a code point is negative or beyond Unicode's last, or an output is NaN.
+        OverflowError: an output is infinite.
     """
     return "".join(chr(int(value)) for value in outputs.reshape(-1).tolist())
