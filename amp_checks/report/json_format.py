@@ -36,14 +36,19 @@ _NAMED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def encode(value: Any) -> Any:
-    """The value with every float that JSON lacks as its name, containers included."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    """The value in JSON's own types: floats that JSON lacks as their names, anything else as its text.
+
+    Exact types only: a worker's channel to the controller carries no subclass of str, such as an enumeration's member.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, dict):
-        return {key: encode(part) for key, part in value.items()}
+        return {str(key): encode(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [encode(part) for part in value]
-    return value
+    return str(value)
 
 
 def decode_float(value: Any) -> float:

@@ -30,7 +30,7 @@ def lines(results: Sequence[Result], *, limits: Sequence[str] = ()) -> list[str]
     known = [result for result in results if result.status is Status.KNOWN_DEFECT]
     if known:
         told.append("known defects (expected failures; each reproduced here):")
-        told += [f"  {text}" for text in _known(known)]
+        told += [f"  {text}" for text in _known(sorted(known, key=lambda result: result.id))]
         told.append("")
     if summary["emulated"]:
         told.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
@@ -52,12 +52,14 @@ def _table(summary: dict[str, Any]) -> list[str]:
 
 
 def _known(results: Sequence[Result]) -> list[str]:
+    """One line per reason, with one of its findings; the JSON report has them all."""
+    by_reason: dict[str, list[Result]] = {}
+    for result in results:
+        by_reason.setdefault(result.message.partition(": ")[2], []).append(result)
     told = []
-    for message in sorted({result.message for result in results}):
-        same = [result for result in results if result.message == message]
-        told.append(f"{message} [{len(same)} items]")
-        findings = {finding.describe() for result in same[:1] for finding in result.failures}
-        told += [f"  {text}" for text in sorted(findings)]
+    for reason, same in sorted(by_reason.items()):
+        told.append(f"{reason} [{len(same)} items]")
+        told.append(f"  e.g. {same[0].id}: {same[0].failures[0].describe()}")
     return told
 
 
