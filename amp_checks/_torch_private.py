@@ -6,8 +6,8 @@ release. Importing this module imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -131,6 +131,20 @@ def decompose(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op._op_dk(_composite_implicit, *args, **kwargs)
 
 
+_find_schema: Callable[[str, str], Any] = _private("_C._dispatch_find_schema_or_throw", "to run custom ops")
+_call_boxed: Callable[..., Any] = _private("_C._dispatch_call_boxed", "to run custom ops")
+
+
+def call_below_function_modes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an op without asking the function modes first, so that one may stay on for the op's own Python body."""
+    return _call_boxed(_find_schema(op._schema.name, op._schema.overload_name), *args, **kwargs)
+
+
+def run_kernel(op: Any, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the op's kernel of that dispatch key, whatever its tensors' keys are."""
+    return op._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
+
+
 # --- Modes and wrappers. ----------------------------------------------------------------------------------------------
 
 push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch_stack", "to emulate a device")
@@ -163,3 +177,43 @@ def set_cudnn_enabled(enabled: bool) -> bool:
     before: bool = torch._C._get_cudnn_enabled()
     torch._C._set_cudnn_enabled(enabled)
     return before
+
+
+# --- Kernels of one op: planted faults replace them, the op-entry probe stands among them. -----------------------------
+
+_parse_key: Callable[[str], Any] = _private("_C._dispatch_key_parse", "to name dispatch keys")
+_include_keys: Callable[[Any], AbstractContextManager[None]] = _private(
+    "_C._IncludeDispatchKeyGuard", "to see an op at its entry below autocast"
+)
+_exclude_keys: Callable[[KeySet], AbstractContextManager[None]] = _private(
+    "_C._ExcludeDispatchKeyGuard", "to run an op below autocast"
+)
+
+
+def one_key(name: str) -> KeySet:
+    """The set of the dispatch key of that name, also of one that is no attribute of ``DispatchKey``."""
+    return torch._C.DispatchKeySet(_parse_key(name))
+
+
+def including(key: str) -> AbstractContextManager[None]:
+    """A region in which every op also runs its kernel at ``key``."""
+    return _include_keys(_parse_key(key))
+
+
+def excluding(key: str) -> AbstractContextManager[None]:
+    """A region in which no op runs its kernel at ``key``."""
+    return _exclude_keys(one_key(key))
+
+
+@contextmanager
+def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[None]:
+    """The kernel of an op (``softmax.int``) at a dispatch key, replaced inside; None: a fallthrough, as if none were there.
+
+    The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
+    """
+    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - destroyed below
+    try:
+        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
+        yield
+    finally:
+        library._destroy()

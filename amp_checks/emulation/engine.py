@@ -8,6 +8,7 @@ the key sets that the caller had, autograd and all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
@@ -16,7 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import numerics, shims, support
-from amp_checks.emulation.rules import GENERATION, registered_rules
+from amp_checks.emulation.rules import (
+    GENERATION,
+    KERNELS_THAT_REACH_RULES,
+    reaches_no_rule,
+    registered_rules,
+)
 from amp_checks.emulation.wrapper import Codec
 
 Numerics = Literal["native", "float32"]
@@ -26,10 +32,6 @@ _exclude = private.exclude_set
 _force = private.force_keys
 _push = private.push_dispatch_mode
 _pop = private.pop_dispatch_mode
-
-_WHOLE = {torch.ops.aten.to.dtype, torch.ops.aten.to.device}
-"""Composites that are no more than a copy: the casts of the rules arrive as these."""
-
 
 class Recorder(Protocol):
     """Told of each op at its own entry, below autocast."""
@@ -54,10 +56,33 @@ class _Factory(TorchDispatchMode):
         return self._dispatch(func, args, kwargs or {})
 
 
+class _KernelOnWrappers(TorchDispatchMode):
+    """Catches one op below autograd and runs its kernel on wrappers, so that the rules inside it apply."""
+
+    def __init__(self, engine: Engine, op: Any) -> None:
+        super().__init__()
+        self._engine = engine
+        self._op = op
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func is not self._op:
+            return func(*args, **(kwargs or {}))
+        key = KERNELS_THAT_REACH_RULES[func.name()]
+        return self._engine.call(
+            lambda *a, **k: private.run_kernel(func, key, a, k), args, kwargs or {}, below_autograd=True
+        )
+
+
 class Engine:
     """One region's ops. Belongs to the thread that entered the region."""
 
-    def __init__(self, device_type: str, numerics_mode: Numerics) -> None:
+    def __init__(
+        self, device_type: str, numerics_mode: Numerics, function_mode_on: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._function_mode_on = function_mode_on
         self.device_type = device_type
         self.device = torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
         self.numerics: Numerics = numerics_mode
@@ -82,11 +107,22 @@ class Engine:
             self._composite.clear()
         return self._rules
 
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of torch with its tensors on the emulated device."""
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        below_autograd: bool = False,
+    ) -> Any:
+        """Call a function of torch with its tensors on the emulated device.
+
+        ``below_autograd``: the call is made by the kernel of an op whose gradient autograd has taken care of; the
+        keys in force outside are those of the call that led to it.
+        """
         include, exclude = _include(), _exclude()
         before = self._inner, self._outer_exclude
-        outer_exclude = exclude | self._outer_excluded
+        outer_exclude = self._outer_exclude if below_autograd else exclude | self._outer_excluded
         self._inner = (include, exclude if self.hidden_keys is None else exclude | self.hidden_keys)
         self._outer_exclude = outer_exclude
         codec = self.codec
@@ -131,6 +167,13 @@ class Engine:
         if self.numerics == "float32" and numerics.applies(op, args):
             return numerics.run(op, args, kwargs)
         try:
+            if op.namespace != "aten":
+                # Its kernel may be Python: user code, which must find the emulation on.
+                with self._function_mode_on():
+                    return private.call_below_function_modes(op, args, kwargs)
+            if op.name() in KERNELS_THAT_REACH_RULES:
+                with _KernelOnWrappers(self, op):
+                    return op(*args, **kwargs)
             return op(*args, **kwargs)
         except RuntimeError as error:
             lack = support.lack(op.name(), error, self.device_type)
@@ -140,6 +183,8 @@ class Engine:
 
     def _is_unlisted_composite(self, op: Any) -> bool:
         name = op.name()
-        found = op not in _WHOLE and name not in self.rules() and private.is_composite_implicit(name)
+        rules = self.rules()
+        base = name.removeprefix("aten::").partition(".")[0]
+        found = name not in rules and not reaches_no_rule(base, rules) and private.is_composite_implicit(name)
         self._composite[op] = found
         return found

@@ -12,15 +12,17 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from amp_checks import _torch_private as private
+from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
 
 
 class Plan(enum.Enum):
     """How the function mode treats a function."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - no password
     """Not an op: attributes, hooks, conversions, backward (which runs user code that must see the mode again)."""
     SKIP = "skip"
     """No rule can apply: run on the CPU tensors as they are."""
@@ -51,6 +53,9 @@ _PASSED_FUNCTIONS = (
     torch.tensor_split,
 )
 
+ALIASES: dict[Any, Any] = {Tensor.__invert__: torch.bitwise_not}
+"""Bindings that ask for a guard of the device before they call the op, and the same op's binding that does not."""
+
 _PASSED = frozenset(
     {
         *(found for name in _PASSED_METHODS if (found := getattr(Tensor, name, None)) is not None),
@@ -58,16 +63,7 @@ _PASSED = frozenset(
     }
 )
 
-_HARMLESS_COMPOSITES = frozenset(
-    (
-        "T t mT mH H numpy_T reshape contiguous flatten unflatten expand expand_as view_as squeeze unsqueeze transpose "
-        "swapaxes swapdims movedim moveaxis ravel narrow chunk size type_as float half bfloat16 double to dropout "
-        "is_floating_point relu"
-    ).split()
-)
-"""Composites that only make views or copies, or (dropout) reach no more than elementwise ops without a rule."""
-
-_NAMES = {
+_OPERATORS = {
     "__radd__": "add",
     "__iadd__": "add_",
     "__rmul__": "mul",
@@ -82,22 +78,62 @@ _NAMES = {
 }
 """Operators whose bindings are named unlike the op."""
 
+_OPS_OF_FUNCTION: dict[Any, tuple[str, ...]] = {
+    F.relu: ("relu", "relu_"),
+    F.relu6: ("relu6", "relu6_", "hardtanh", "hardtanh_"),
+    F.hardtanh: ("hardtanh", "hardtanh_"),
+    F.leaky_relu: ("leaky_relu", "leaky_relu_"),
+    F.elu: ("elu", "elu_"),
+    F.silu: ("silu", "silu_"),
+    F.mish: ("mish", "mish_"),
+    F.hardswish: ("hardswish", "hardswish_"),
+    F.hardsigmoid: ("hardsigmoid", "hardsigmoid_"),
+    F.sigmoid: ("sigmoid",),
+    F.tanh: ("tanh",),
+    F.dropout: ("dropout", "dropout_"),
+    F.dropout1d: ("feature_dropout", "feature_dropout_"),
+    F.dropout2d: ("feature_dropout", "feature_dropout_"),
+    F.dropout3d: ("feature_dropout", "feature_dropout_"),
+    F.alpha_dropout: ("alpha_dropout", "alpha_dropout_"),
+    F.batch_norm: ("batch_norm",),
+    F.max_pool1d: ("max_pool1d",),
+    F.max_pool2d: ("max_pool2d",),
+    F.max_pool3d: ("max_pool3d",),
+    F.adaptive_avg_pool2d: ("adaptive_avg_pool2d",),
+    F.embedding: ("embedding", "embedding_renorm_"),
+    torch.split: ("split", "split_with_sizes"),
+    Tensor.split: ("split", "split_with_sizes"),
+}
+"""Functions written in Python, and all the ops that they call: such a function may be skipped."""
+
 
 def plan(func: Callable[..., Any], rules: frozenset[str]) -> Plan:
     """The plan for a function, given the device's rules."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__") or func in _PASSED:
         return Plan.PASS
-    if isinstance(func, FunctionType):
-        return Plan.EMULATE
-    return Plan.SKIP if _is_harmless(_NAMES.get(name, name), rules) else Plan.EMULATE
+    if isinstance(func, torch._ops.OpOverload):
+        return Plan.SKIP if func.namespace == "aten" and _op_is_harmless(func.name(), rules) else Plan.EMULATE
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        aten = getattr(torch.ops.aten, name, None) is func
+        return Plan.SKIP if aten and _is_harmless(name, rules) else Plan.EMULATE
+    ops = _OPS_OF_FUNCTION.get(func)
+    if ops is None:
+        if isinstance(func, FunctionType):
+            return Plan.EMULATE
+        ops = (_OPERATORS.get(name, name),)
+    return Plan.SKIP if all(_is_harmless(op, rules) for op in ops) else Plan.EMULATE
 
 
 def _is_harmless(name: str, rules: frozenset[str]) -> bool:
     packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    ops = [getattr(packet, overload).name() for overload in packet.overloads()]
-    if any(op in rules for op in ops):
+    return all(_op_is_harmless(getattr(packet, overload).name(), rules) for overload in packet.overloads())
+
+
+def _op_is_harmless(op: str, rules: frozenset[str]) -> bool:
+    if op in rules or op in KERNELS_THAT_REACH_RULES:
         return False
-    return name in _HARMLESS_COMPOSITES or not any(private.is_composite_implicit(op) for op in ops)
+    base = op.removeprefix("aten::").partition(".")[0]
+    return reaches_no_rule(base, rules) or not private.is_composite_implicit(op)

@@ -35,7 +35,7 @@ class Region(TorchFunctionMode):
     def __init__(self, device_type: str, numerics: Numerics) -> None:
         super().__init__()
         self.device_type = device_type
-        self.engine = Engine(device_type, numerics)
+        self.engine = Engine(device_type, numerics, self.function_mode_on)
         self.inside_op = False
         self._plans: dict[Any, Plan] = {}
         self._plans_at = -1
@@ -58,6 +58,7 @@ class Region(TorchFunctionMode):
         engine = self.engine
         if not _is_autocast_enabled(self.device_type) and not engine.recorders:
             return func(*args, **kwargs) if kwargs else func(*args)
+        func = plans.ALIASES.get(func, func)
         if self._plans_at != GENERATION.count:
             self._plans.clear()
             self._plans_at = GENERATION.count

@@ -26,7 +26,7 @@ class Wrapped(torch.Tensor):
 
     inner: torch.Tensor
     dispatch: Callable[..., Any]
-    """Set per region by `make_classes`."""
+    """Set per region by `Codec`."""
 
     __torch_function__ = private.disabled_torch_function
 
@@ -36,6 +36,15 @@ class Wrapped(torch.Tensor):
     ) -> Any:
         del types
         return cls.dispatch(func, args, kwargs or {})
+
+
+def _from_inner(name: str) -> Any:
+    """An attribute that Python code reads off the inner tensor: the wrapper itself has no graph and no storage."""
+    return property(lambda self: getattr(self.inner, name))
+
+
+for _name in ("requires_grad", "is_leaf", "grad_fn", "grad", "data_ptr", "numpy", "tolist", "untyped_storage", "_version"):
+    setattr(Wrapped, _name, _from_inner(_name))
 
 
 class Codec:
@@ -48,7 +57,11 @@ class Codec:
         self.device = device
         self._cpu = torch.device("cpu")
         self._wrapper = type("Wrapped", (Wrapped,), {"dispatch": staticmethod(dispatch)})
-        self._leaf_wrapper = type("WrappedLeaf", (Wrapped,), {"dispatch": staticmethod(dispatch)})
+        self._leaf_wrapper = type(
+            "WrappedLeaf",
+            (Wrapped,),
+            {"dispatch": staticmethod(dispatch), "inner": property(lambda self: self.inner_ref())},
+        )
         self._leaves: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
 
     def wrap(self, value: Any) -> Any:

@@ -1,0 +1,255 @@
+"""Runs torch's own op database through the emulation, in a process of its own: importing it freezes torch's flags.
+
+    python tests/emulation/opinfo.py fidelity --dtype bfloat16     emulated "cpu" against real CPU autocast, bitwise
+    python tests/emulation/opinfo.py sweep --device cuda           every op, forward and backward, on emulated CUDA
+
+``--every N --offset K`` takes one op in N. The last line is a summary as JSON; the exit status is 0 when exactly the
+ops that `EXPECTED` names for this torch differ or fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten
+
+from amp_checks.core import NotEmulated
+from amp_checks.emulation import DEVICE_TYPES, emulate
+from amp_checks.observe import observe
+
+SAMPLES = 6
+UNINITIALISED = ("empty", "new_empty")
+"""Ops whose values are whatever the memory held."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What one call gave: its tensors and gradients, or its exception."""
+
+    outputs: tuple[torch.Tensor, ...] = ()
+    gradients: tuple[torch.Tensor | None, ...] = ()
+    error: Exception | None = None
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor in a nested value, in order."""
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def run(
+    call: Callable[[], Any], leaves: list[torch.Tensor], region: Callable[[], Any], *, inside: bool
+) -> Ran:
+    """Call the op in the region; differentiate its outputs, weighted by ones, after it or inside it."""
+    torch.manual_seed(0)
+    try:
+        with region() as autocast:
+            with autocast:
+                outputs = tensors(call())
+                gradients = _gradients(outputs, leaves) if inside else ()
+            if not inside:
+                gradients = _gradients(outputs, leaves)
+    except Exception as error:  # noqa: BLE001 - the kind is compared
+        return Ran(error=error)
+    return Ran(outputs=tuple(tensor.detach() for tensor in outputs), gradients=gradients)
+
+
+def _gradients(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    roots = [
+        out
+        for out in outputs
+        if out.requires_grad and out.dtype.is_floating_point and out.layout is torch.strided
+    ]
+    if not roots or not leaves:
+        return ()
+    return torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
+
+
+def difference(real: torch.Tensor | None, emulated: torch.Tensor | None) -> str | None:
+    """How two results differ, to the bit and with their layout; None where they do not."""
+    if real is None or emulated is None:
+        return None if real is emulated else f"{_kind(real)} but {_kind(emulated)}"
+    if (real.dtype, real.shape, real.layout) != (emulated.dtype, emulated.shape, emulated.layout):
+        return f"{_kind(real)} but {_kind(emulated)}"
+    if real.layout is not torch.strided:
+        return difference(real.to_dense(), emulated.to_dense())
+    if real.numel() and real.stride() != emulated.stride():
+        return f"strides {real.stride()} but {emulated.stride()}"
+    if torch.equal(_bits(real), _bits(emulated)):
+        return None
+    return f"{_kind(real)} bits, largest difference {(real - emulated).abs().max().item():.3g}"
+
+
+def _kind(tensor: torch.Tensor | None) -> str:
+    return "none" if tensor is None else f"{tensor.dtype}{tuple(tensor.shape)}".removeprefix("torch.")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
+    return plain.reshape(-1).view(size)
+
+
+def name_of(op: Any) -> str:
+    """``linalg.norm`` or, of a variant, ``norm.nuc``."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def samples(op: Any) -> Iterator[tuple[Callable[[], Any], list[torch.Tensor]]]:
+    """Calls of an op in float32, each with its leaves."""
+    made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    for index, sample in enumerate(made):
+        if index == SAMPLES:
+            return
+        leaves = [leaf for leaf in tensors((sample.input, sample.args, sample.kwargs)) if leaf.requires_grad]
+        yield (lambda sample=sample: op(sample.input, *sample.args, **sample.kwargs)), leaves
+
+
+def fidelity(op: Any, options: argparse.Namespace) -> str | None:
+    """How the emulated CPU differs from real CPU autocast on this op; None where it does not."""
+    dtype = getattr(torch, options.dtype)
+
+    @contextlib.contextmanager
+    def emulated() -> Iterator[Any]:
+        with emulate("cpu", numerics=options.numerics):
+            watched = observe() if options.observed else contextlib.nullcontext()
+            with watched:
+                yield torch.autocast("cpu", dtype=dtype, enabled=not options.disabled)
+
+    def real() -> Any:
+        return contextlib.nullcontext(torch.autocast("cpu", dtype=dtype, enabled=not options.disabled))
+
+    for call, leaves in samples(op):
+        expected = run(call, leaves, real, inside=options.inside)
+        actual = run(call, leaves, emulated, inside=options.inside)
+        if expected.error is not None or actual.error is not None:
+            if type(expected.error) is not type(actual.error):
+                return f"real: {expected.error!r:.150}, emulated: {actual.error!r:.150}"
+            continue
+        if len(expected.outputs) != len(actual.outputs):
+            return f"{len(expected.outputs)} outputs but {len(actual.outputs)}"
+        for what, ours, theirs in (
+            ("output", expected.outputs, actual.outputs),
+            ("gradient", expected.gradients, actual.gradients),
+        ):
+            for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                differs = difference(one, other)
+                if differs is not None:
+                    return f"{what}[{index}]: {differs}"
+    return None
+
+
+def sweep(op: Any, options: argparse.Namespace) -> str | None:
+    """What fails when the op runs forward and backward in a region of the emulated device; None where nothing does."""
+    dtype = getattr(torch, options.dtype)
+
+    @contextlib.contextmanager
+    def emulated() -> Iterator[Any]:
+        with emulate(options.device, numerics=options.numerics):
+            watched = observe() if options.observed else contextlib.nullcontext()
+            with watched:
+                yield torch.autocast(options.device, dtype=dtype)
+
+    def plain() -> Any:
+        return contextlib.nullcontext(contextlib.nullcontext())
+
+    for call, leaves in samples(op):
+        expected = run(call, leaves, plain, inside=False)
+        if expected.error is not None:
+            continue
+        actual = run(call, leaves, emulated, inside=options.inside)
+        if actual.error is not None:
+            kind = "not emulated: " if isinstance(actual.error, NotEmulated) else ""
+            return f"{kind}{actual.error!r:.200}"
+        failing = _compare_loosely(expected, actual, uninitialised=name_of(op).startswith(UNINITIALISED))
+        if failing is not None:
+            return failing
+    return None
+
+
+def _compare_loosely(expected: Ran, actual: Ran, *, uninitialised: bool) -> str | None:
+    for index, (one, other) in enumerate(zip(expected.outputs, actual.outputs, strict=True)):
+        if type(other) is not type(one):
+            return f"output[{index}] is a {type(other).__name__}"
+        if one.layout is torch.strided and other.layout is torch.strided and one.stride() != other.stride():
+            return f"output[{index}]: strides {one.stride()} but {other.stride()}"
+        if one.shape != other.shape or one.layout != other.layout:
+            return f"output[{index}]: {_kind(one)} but {_kind(other)}"
+        if uninitialised or one.layout is not torch.strided or not one.dtype.is_floating_point:
+            continue
+        if torch.isfinite(one).all() and not torch.isfinite(other).all():
+            return f"output[{index}]: not finite"
+        if other.dtype is torch.float32 and not torch.allclose(one, other, rtol=2e-2, atol=2e-2, equal_nan=True):
+            return f"output[{index}]: far from float32: {(one - other).abs().max().item():.3g}"
+    for index, (one, other) in enumerate(zip(expected.gradients, actual.gradients, strict=True)):
+        if (one is None) != (other is None):
+            return f"gradient[{index}]: {_kind(one)} but {_kind(other)}"
+        if one is not None and other is not None and one.dtype is not other.dtype:
+            return f"gradient[{index}]: {_kind(one)} but {_kind(other)}"
+    return None
+
+
+def main() -> int:
+    """Run what was asked for; report each op that differs, and a summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("fidelity", "sweep"))
+    parser.add_argument("--device", choices=DEVICE_TYPES, default="cuda")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
+    parser.add_argument("--numerics", choices=("native", "float32"), default="native")
+    parser.add_argument("--inside", action="store_true", help="run backward inside the region")
+    parser.add_argument("--disabled", action="store_true", help="with autocast off: fidelity to plain torch")
+    parser.add_argument("--observed", action="store_true", help="with an observer on, so that no function is skipped")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help="names of ops")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    check = fidelity if options.what == "fidelity" else sweep
+    chosen = [op for op in op_db if torch.float32 in op.dtypes]
+    if options.what == "fidelity":
+        chosen = [op for op in chosen if not name_of(op).startswith(UNINITIALISED)]
+    chosen = chosen[options.offset :: options.every]
+    if options.only:
+        chosen = [op for op in chosen if name_of(op) in options.only]
+    began = time.perf_counter()
+    failed: dict[str, str] = {}
+    for op in chosen:
+        try:
+            why = check(op, options)
+        except Exception as error:  # noqa: BLE001 - reported by name
+            why = f"the harness itself: {error!r:.200}"
+        if why is not None:
+            failed[name_of(op)] = why
+            print(f"{name_of(op)}: {why}", flush=True)
+    print(
+        json.dumps(
+            {
+                "what": options.what,
+                "torch": torch.__version__,
+                "device": "cpu" if options.what == "fidelity" else options.device,
+                "dtype": options.dtype,
+                "numerics": options.numerics,
+                "ops": len(chosen),
+                "right": len(chosen) - len(failed),
+                "failed": sorted(failed),
+                "seconds": round(time.perf_counter() - began, 1),
+            }
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
