@@ -85,8 +85,11 @@ def _run(args: argparse.Namespace) -> int:
         *(part for name in args.family for part in ("--amp-family", name)),
         *(part for name in args.item for part in ("--amp-item", name)),
     ]
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    if args.require_cuda and args.workers is None and has_xdist and not args.collect_only:
+        args.workers = "auto"  # a crash in one item must not take the report with it
     if args.workers and args.workers != "0":
-        if importlib.util.find_spec("xdist") is None:
+        if not has_xdist:
             raise UsageError("-n needs pytest-xdist: pip install 'amp-checks[xdist]'")
         if args.workers not in ("auto", "logical") and not args.workers.isdecimal():
             raise UsageError(f"-n takes a number or auto, not {args.workers!r}")

@@ -121,6 +121,20 @@ class Hooks:
         if entries or self._session is not None:
             self.session.add(report, entries)
 
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_xdist_auto_num_workers(self) -> int | None:
+        return self.session.workers() if self.asked else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: list[Any]) -> None:
+        if self.asked:
+            self.session.assign_devices(specs)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        if f"{SUITE.name}::" in crashitem:
+            self.session.blame(crashitem.rpartition("::")[2], report)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, environment, suite
-from amp_checks.core import RAISED, Backend, Result, Status, SuiteError, UsageError
+from amp_checks import backends, devices, environment, suite
+from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
 from amp_checks.report import json_format, summary, terminal
 
 OUR_ERRORS = {"wrong": 1, "broken": 3, "gate": 4}
@@ -122,6 +123,46 @@ class Session:
                 reason = self.environment["backends"][backend.id]
                 if reason is not None:
                     raise UsageError(f"CUDA is required (--require-cuda), but {backend.id} cannot run: {reason}")
+
+    # -- parallel workers ----------------------------------------------------------------------------------------------
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this run uses a CUDA device; False where that cannot be said yet (`check_conditions` will)."""
+        try:
+            return self.require_cuda or any(_on_cuda(backend.id) for backend in self.backends)
+        except SuiteError:
+            return False
+
+    def workers(self) -> int | None:
+        """How many workers ``-n auto`` means: one for each GPU where GPUs are used, else None: as xdist says."""
+        if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ or not self.on_gpu:
+            return None
+        return max(1, len(devices.visible()))
+
+    def assign_devices(self, specs: list[Any]) -> None:
+        """One GPU for each worker."""
+        if self.on_gpu:
+            devices.assign(specs, devices.visible())
+
+    def blame(self, item: str, report: pytest.TestReport) -> None:
+        """Put the result of an item whose worker died into its report: it measured nothing, and passes for nothing."""
+        try:
+            backend_id = _backend_of(item)
+        except UsageError:
+            return
+        check, _, case = item.removesuffix(f"-{backend_id}").partition("-")
+        died = Result(
+            check=check,
+            case=case,
+            family="unknown",
+            backend=backend_id,
+            emulated=backend_id.startswith("emulated-"),
+            status=Status.ERROR,
+            message="the worker process died while this item ran (abort, device-side assert, out of memory, kill)",
+        )
+        report.longrepr = f"{died.describe()}\nrun it again: amp-checks run --item {item}"
+        report.amp_results = [json_format.result_to_json(died)]  # type: ignore[attr-defined]
 
     def _abort(self, message: str, *, status: int = OUR_ERRORS["gate"]) -> None:
         self.aborted = True
@@ -289,7 +330,21 @@ class SuiteItem(pytest.Item):
             self.add_marker(name)
 
     def runtest(self) -> None:
-        self.item()
+        try:
+            self.item()
+        finally:
+            if _on_cuda(self.item.backend.id) and (reason := devices.poisoned()) is not None:
+                self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""
+        message = f"{self.item.id} left the CUDA context unusable: {reason}"
+        if hasattr(self.config, "workerinput"):
+            if (capture := self.config.pluginmanager.getplugin("capturemanager")) is not None:
+                capture.suspend_global_capture(in_=True)
+            os.write(2, f"amp-checks: error: {message}\n".encode())
+            os._exit(70)
+        pytest.exit(f"amp-checks: error: {message}", returncode=OUR_ERRORS["broken"])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         if isinstance(excinfo.value, suite.CheckFailed | suite.CheckBroken):

@@ -1,0 +1,90 @@
+"""GPUs for parallel workers: which there are, one for each worker, and what a broken one looks like.
+
+Nothing here imports torch or starts CUDA: the controller of a parallel run must hold no context on a GPU that may be
+in exclusive-process mode, so it asks ``nvidia-smi``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import MutableSequence, Sequence
+from typing import Any
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_MIG = re.compile(r"^\s+MIG .*\(UUID:\s*(?P<uuid>MIG-[^)]+)\)")
+_GPU = re.compile(r"^GPU (?P<index>\d+):")
+
+
+def visible(environment: dict[str, str] | None = None) -> tuple[str, ...]:
+    """The devices that this process may use, as values for ``CUDA_VISIBLE_DEVICES``.
+
+    What the caller's ``CUDA_VISIBLE_DEVICES`` lists (indices, UUIDs or MIG instances, up to the first invalid one, as
+    CUDA itself reads it); without that variable, what ``nvidia-smi`` lists: each MIG instance of a GPU that is split,
+    else the GPU. Empty where there is none, or no ``nvidia-smi``.
+    """
+    environment = dict(os.environ) if environment is None else environment
+    if VISIBLE in environment:
+        return _listed(environment[VISIBLE])
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse(done.stdout)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if not (name.isdecimal() or name.startswith(("GPU-", "MIG-"))) or name in found:
+            break
+        found.append(name)
+    return tuple(found)
+
+
+def parse(listing: str) -> tuple[str, ...]:
+    """The devices in the output of ``nvidia-smi -L``."""
+    found: list[str] = []
+    split = False
+    for line in listing.splitlines():
+        if gpu := _GPU.match(line):
+            found.append(gpu["index"])
+            split = False
+        elif instance := _MIG.match(line):
+            if not split:
+                found.pop()  # a GPU that is split into instances is used through them alone
+                split = True
+            found.append(instance["uuid"])
+    return tuple(found)
+
+
+def assign(specs: MutableSequence[Any], devices: Sequence[str]) -> None:
+    """Give each worker's execnet spec one device, round about.
+
+    The device is written into the spec, not worked out from the worker's number: xdist starts the replacement of a
+    crashed worker from the same spec, under a new number.
+    """
+    import execnet
+
+    for number, spec in enumerate(specs):
+        if VISIBLE not in spec.env and devices:
+            specs[number] = execnet.XSpec(f"{spec}//env:{VISIBLE}={devices[number % len(devices)]}")
+
+
+def poisoned() -> str | None:
+    """What CUDA says of this process's context, where it can no longer be used; None where it can.
+
+    After a device-side assert or an illegal access every later call fails with the same error, so that items after the
+    culprit would be blamed for it.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None

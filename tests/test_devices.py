@@ -1,0 +1,174 @@
+"""GPUs for parallel workers, tested with stand-ins for the machine: no GPU is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from amp_checks import devices
+
+LISTING = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1f2e)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-3a4b)
+  MIG 3g.20gb     Device  0: (UUID: MIG-aaaa)
+  MIG 3g.20gb     Device  1: (UUID: MIG-bbbb)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-5c6d)
+"""
+
+
+def test_a_split_gpu_counts_by_its_instances() -> None:
+    assert devices.parse(LISTING) == ("0", "MIG-aaaa", "MIG-bbbb", "2")
+    assert devices.parse("") == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("0,1", ("0", "1")),
+        (" 3 , GPU-1f2e,MIG-aaaa ", ("3", "GPU-1f2e", "MIG-aaaa")),
+        ("0,-1,1", ("0",)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_the_callers_own_list_of_devices_is_kept_to(value: str, found: tuple[str, ...]) -> None:
+    assert devices.visible({"CUDA_VISIBLE_DEVICES": value}) == found
+
+
+@pytest.fixture
+def machine_with_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``nvidia-smi`` on the path that lists two GPUs."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{sys.executable}\nprint('GPU 0: X (UUID: GPU-0)\\nGPU 1: X (UUID: GPU-1)')\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+def test_without_a_list_of_the_callers_the_driver_is_asked() -> None:
+    assert devices.visible() == ("0", "1")
+
+
+def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.visible() == ()
+
+
+STAND_IN = '''
+import os
+import pytest
+import sys
+import types
+
+sys.path.insert(0, {support!r})
+from stubs import StubCase, check_stub
+
+from amp_checks import backends, core, devices, environment, suite
+
+
+def check_device(case, backend):
+    """Says which device its worker was given; dies where its case says so."""
+    if case.does == "abort":
+        os.abort()
+    if case.does == "poison":
+        devices.poisoned = lambda: "CUDA error: device-side assert triggered"
+    yield core.exact("device", actual=os.environ.get("CUDA_VISIBLE_DEVICES"), expected=None, why="stand-in") if (
+        case.does == "tell"
+    ) else core.exact("one", actual=1, expected=1, why="stand-in")
+
+
+def install(cases):
+    for package, content in (("cases", {{"CASES": cases}}), ("checks", {{"checks_for": lambda _: iter([check_device])}})):
+        module = types.ModuleType(f"amp_checks.{{package}}.stub")
+        vars(module).update(content)
+        sys.modules[module.__name__] = module
+    suite.FAMILIES = {{"stub": "stub"}}
+    backends.why_unavailable = lambda backend_id: None
+    environment._devices = list
+    found = environment.describe()
+    environment.describe_elsewhere = lambda: found
+    devices.poisoned = lambda: None
+
+
+install([StubCase(id=f"{{n}}", does=does) for n, does in enumerate({does!r})])
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput") and os.environ.get("COUNT_WORKERS"):
+        config.pluginmanager.register(Count())
+
+
+class Count:
+    def pytest_testnodeready(self, node):
+        print("worker on", node.gateway.spec.env.get("CUDA_VISIBLE_DEVICES"))
+'''
+
+
+def run_with_stand_in(pytester: pytest.Pytester, does: list[str], *arguments: str) -> pytest.RunResult:
+    support = str(Path(__file__).parent / "support")
+    pytester.makepyfile(stand_in=STAND_IN.format(support=support, does=does))
+    pytester.syspathinsert()
+    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    pytester._monkeypatch.setenv("COUNT_WORKERS", "1")
+    return pytester.runpytest_subprocess(
+        *("-p", "stand_in", "-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-require-cuda"), *arguments
+    )
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+def test_auto_means_one_worker_for_each_gpu_each_with_its_own(pytester: pytest.Pytester) -> None:
+    done = run_with_stand_in(pytester, ["tell"] * 8, "-n", "auto", "--amp-backend", "cuda-float16")
+    told = [line for line in done.outlines if line.startswith("worker on")]
+    assert sorted(told) == ["worker on 0", "worker on 1"]
+    seen = {line.split()[2].rstrip(",") for line in done.outlines if line.strip().startswith("device = ")}
+    assert seen == {"0", "1"}
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+def test_the_callers_number_of_workers_wins(pytester: pytest.Pytester) -> None:
+    pytester._monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "3")
+    done = run_with_stand_in(pytester, ["pass"] * 6, "-n", "auto", "--amp-backend", "cuda-float16")
+    assert done.ret == 0
+    assert sorted(line for line in done.outlines if line.startswith("worker on")) == [
+        "worker on 0",
+        "worker on 0",
+        "worker on 1",
+    ]
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+@pytest.mark.parametrize("does", ["abort", "poison"])
+def test_an_item_that_takes_its_worker_down_is_named_and_the_others_finish_on_the_same_device(
+    pytester: pytest.Pytester, does: str
+) -> None:
+    done = run_with_stand_in(
+        pytester, ["pass", does, "pass", "pass"], "-n", "1", "--amp-backend", "cuda-float16", "--amp-json", "out.json"
+    )
+    assert done.ret == 3
+    done.stdout.fnmatch_lines(
+        ["check_device-1-cuda-float16: error", "  the worker process died while this item ran*", "*3 passed*"]
+    )
+    assert [line for line in done.outlines if line.startswith("worker on")] == ["worker on 0", "worker on 0"]
+    if does == "poison":
+        assert any("left the CUDA context unusable: CUDA error" in line for line in done.errlines + done.outlines)
+
+
+def test_a_poisoned_context_ends_a_run_without_workers(pytester: pytest.Pytester) -> None:
+    done = run_with_stand_in(pytester, ["pass", "poison", "pass"], "--amp-backend", "cuda-float16")
+    assert done.ret == 3
+    done.stdout.fnmatch_lines(["*check_device-1-cuda-float16 left the CUDA context unusable*"])
+
+
+def test_another_projects_auto_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester._monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
+    pytester.makepyfile("import os\ndef test_device():\n    assert 'CUDA_VISIBLE_DEVICES' not in os.environ\n")
+    pytester._monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = pytester.runpytest_subprocess("-n", "auto", "-p", "no:hypothesispytest")
+    done.assert_outcomes(passed=1)
