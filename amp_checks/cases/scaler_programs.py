@@ -153,7 +153,7 @@ ROWS: tuple[ProgramCase, ...] = (
             settings=Settings(init_scale=2.0**126, growth_interval=1),
         ),
         shows="a scale that would not be finite does not grow",
-        source="pytorch pull request 98876",
+        source="https://github.com/pytorch/pytorch/issues/98828",
         behaviours=(36,),
     ),
     ProgramCase(
@@ -163,7 +163,7 @@ ROWS: tuple[ProgramCase, ...] = (
             settings=Settings(init_scale=2.0**126, growth_interval=1, growth_factor=1e30),
         ),
         shows="a scale that would not be finite does not grow, however far beyond",
-        source="pytorch pull request 98876",
+        source="https://github.com/pytorch/pytorch/issues/98828",
         behaviours=(36,),
     ),
     ProgramCase(

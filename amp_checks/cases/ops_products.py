@@ -1,0 +1,173 @@
+"""Matrix products, convolutions, recurrent cells, attention: what autocast runs in the low dtype."""
+
+from __future__ import annotations
+
+from amp_checks.cases.ops_inputs import fixed
+from amp_checks.cases.ops_rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, op, x
+
+_LSTM = (x(4, 8), [x(4, 3), x(4, 3)], x(12, 8), x(12, 3), x(12), x(12))
+_IMAGE, _FILTER, _BIAS = x(2, 3, 8, 8), x(5, 3, 3, 3), x(5)
+_FLASH = (x(1, 2, 8, 16), x(1, 2, 8, 16), x(1, 2, 8, 16))
+_MKLDNN = (x(5, 2, 8), x(16, 8), x(16, 4), x(16), x(16), x(1, 2, 4), x(1, 2, 4))
+
+PRODUCTS = (
+    op("_addmm_activation", x(6), x(4, 8), x(8, 6)),
+    op("addbmm", x(4, 6), x(3, 4, 5), x(3, 5, 6)),
+    op("addmm", x(4, 6), x(4, 8), x(8, 6)),
+    op("addmv", x(4), x(4, 8), x(8)),
+    op("addr", x(4, 6), x(4), x(6)),
+    op("baddbmm", x(3, 4, 6), x(3, 4, 5), x(3, 5, 6)),
+    op("bmm", x(3, 4, 5), x(3, 5, 6)),
+    op("chain_matmul", [x(4, 8), x(8, 6), x(6, 3)], listed_only=PRODUCTS_INSIDE),
+    op("einsum", "ij,jk->ik", [x(4, 8), x(8, 6)], listed_only=PRODUCTS_INSIDE),
+    op("linalg_multi_dot", [x(4, 8), x(8, 6), x(6, 3)], listed_only=PRODUCTS_INSIDE),
+    op("linalg_vecdot", x(4, 8), x(4, 8), listed_only=PRODUCTS_INSIDE),
+    op("linear", x(4, 8), x(6, 8), x(6)),
+    op("matmul", x(3, 4, 8), x(8, 6)),
+    op("mm", x(8, 12), x(12, 6)),
+    op("mv", x(4, 8), x(8)),
+    op("prelu", x(4, 3, 5), x(3)),
+)
+
+CONVOLUTIONS = (
+    op(
+        "_convolution",
+        _IMAGE,
+        _FILTER,
+        _BIAS,
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        False,
+        False,
+        True,
+        True,
+    ),
+    op(
+        "_convolution.deprecated",
+        _IMAGE,
+        _FILTER,
+        _BIAS,
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        False,
+        False,
+        True,
+    ),
+    op("_mps_convolution", _IMAGE, _FILTER, _BIAS, [1, 1], [1, 1], [1, 1], 1, only=("mps",)),
+    op("conv1d", x(2, 3, 8), x(5, 3, 3), x(5)),
+    op("conv1d.padding", x(2, 3, 8), x(5, 3, 3), x(5), [1], "same", listed_only=PRODUCTS_INSIDE),
+    op("conv2d", _IMAGE, _FILTER, _BIAS),
+    op("conv2d.padding", _IMAGE, _FILTER, _BIAS, [1, 1], "same", listed_only=PRODUCTS_INSIDE),
+    op("conv3d", x(1, 2, 5, 5, 5), x(3, 2, 3, 3, 3), x(3)),
+    op(
+        "conv3d.padding",
+        x(1, 2, 5, 5, 5),
+        x(3, 2, 3, 3, 3),
+        x(3),
+        [1, 1, 1],
+        "same",
+        listed_only=PRODUCTS_INSIDE,
+    ),
+    op("conv_tbc", x(8, 2, 3), x(3, 3, 5), x(5)),
+    op("conv_transpose1d", x(2, 3, 8), x(3, 5, 3), x(5)),
+    op("conv_transpose2d.input", x(2, 3, 6, 6), x(3, 5, 3, 3), x(5)),
+    op("conv_transpose3d.input", x(1, 2, 4, 4, 4), x(2, 3, 3, 3, 3), x(3)),
+    op("convolution", _IMAGE, _FILTER, _BIAS, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    op("cudnn_convolution", _IMAGE, _FILTER, [1, 1], [1, 1], [1, 1], 1, False, False, True, only=("cuda",)),
+    op(
+        "cudnn_convolution_transpose",
+        *(x(2, 3, 6, 6), x(3, 5, 3, 3), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, False, True),
+        only=("cuda",),
+    ),
+)
+
+CELLS = (
+    op(
+        "_thnn_fused_gru_cell",
+        x(4, 9),
+        x(4, 9),
+        x(4, 3),
+        x(9),
+        x(9),
+        outputs=(RUN, RUN),
+        only=("cuda", "xpu"),
+    ),
+    op(
+        "_thnn_fused_lstm_cell",
+        x(4, 12),
+        x(4, 12),
+        x(4, 3),
+        x(12),
+        x(12),
+        outputs=(RUN,) * 3,
+        only=("cuda", "xpu"),
+    ),
+    op("gru_cell", x(4, 8), x(4, 3), x(9, 8), x(9, 3), x(9), x(9), listed_only=PRODUCTS_INSIDE),
+    op("lstm_cell", *_LSTM, outputs=(RUN, RUN), listed_only=PRODUCTS_INSIDE),
+    op("rnn_relu_cell", x(4, 8), x(4, 3), x(3, 8), x(3, 3), x(3), x(3), listed_only=PRODUCTS_INSIDE),
+    op("rnn_tanh_cell", x(4, 8), x(4, 3), x(3, 8), x(3, 3), x(3), x(3), listed_only=PRODUCTS_INSIDE),
+    op(
+        "mkldnn_rnn_layer",
+        *(*_MKLDNN, False, [], 2, 4, 1, True, False, False, False),
+        outputs=(RUN, RUN, RUN, RUN),
+        no_gradient="its backward needs a workspace that only training=True makes",
+        only=("cpu",),
+    ),
+    op(
+        "_cudnn_rnn",
+        *(x(5, 2, 8), [x(16, 8), x(16, 4), x(16), x(16)], 4, None, x(1, 2, 4), x(1, 2, 4), 2, 4, 0, 1),
+        *(False, 0.0, False, False, [], None),
+        outputs=(RUN,) * 5,
+        only=("cuda",),
+        device_only="its rule itself calls cuDNN to lay out the weights",
+    ),
+)
+
+ATTENTION = (
+    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8)),
+    op(
+        "_scaled_dot_product_flash_attention",
+        *_FLASH,
+        outputs=(RUN, "float32", "int32", "int32", "uint64", "uint64", RUN),
+        only=("cuda",),
+    ),
+    op(
+        "_native_multi_head_attention",
+        *(x(2, 5, 8), x(2, 5, 8), x(2, 5, 8), 8, 2, x(24, 8), x(24), x(8, 8), x(8)),
+        outputs=(RUN, RUN),
+        no_gradient="an inference-only kernel",
+    ),
+)
+
+PROMOTED = (
+    op("addcdiv", x(4, 5), x(4, 5), x(4, 5, draw=POSITIVE)),
+    op("addcmul", x(4, 5), x(4, 5), x(4, 5)),
+    op("atan2", x(4, 5), x(4, 5)),
+    op("bilinear", x(4, 3), x(4, 5), x(6, 3, 5), x(6), listed_only=PRODUCTS_INSIDE),
+    op("cat", [x(2, 5), x(3, 5)], 0),
+    op("cross", x(4, 3), x(4, 3), 1),
+    op("dot", x(8), x(8)),
+    op("grid_sampler", x(2, 3, 6, 6), x(2, 4, 4, 2, draw=SIGNED), 0, 0, False),
+    op("index_copy", x(4, 5), 0, fixed(2, values=(0, 2)), x(2, 5)),
+    op(
+        "index_copy.dimname",
+        *(x(4, 5, names=("A", "B")), "A", fixed(2, values=(0, 2)), x(2, 5, names=("A", "B"))),
+        call="index_copy",
+        device_only=NAMES,
+    ),
+    op("index_put", x(4, 5), [fixed(2, values=(0, 2))], x(2, 5)),
+    op("scatter_add", x(4, 5), 0, fixed(2, 5, values=(0, 1, 2, 3, 0, 3, 2, 1, 0, 1)), x(2, 5)),
+    op("stack", [x(4, 5), x(4, 5)], 0),
+    op("tensordot", x(4, 8), x(8, 6), [1], [0], listed_only=PRODUCTS_INSIDE),
+    op("vdot", x(8), x(8)),
+)
+
+ROWS = (*PRODUCTS, *CONVOLUTIONS, *CELLS, *ATTENTION, *PROMOTED)

@@ -1,0 +1,110 @@
+"""The shape of a row of the ops table, and short words to write one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from amp_checks import policy
+from amp_checks.cases.ops_inputs import T, Values
+from amp_checks.core import Backend, CastPolicy
+
+RUN = "run"
+"""An output in the dtype in which the op ran."""
+COMPLEX = "complex"
+"""An output in the complex dtype of that precision."""
+
+PRODUCTS_INSIDE = "a composite: without a rule of its own, the listed ops inside it are cast"
+NAMES = "a wrapper has no names for its dimensions"
+SUBCLASS_INSIDE = "its code takes another path for tensor subclasses, which emulated tensors are"
+
+NORMAL = Values.NORMAL
+POSITIVE = Values.POSITIVE
+UNIT = Values.UNIT
+SIGNED = Values.SIGNED_UNIT
+SIGN = Values.SIGN
+SPD = Values.SPD
+REGULAR = Values.REGULAR
+LOWER = Values.LOWER
+LOG_SOFTMAX = Values.LOG_SOFTMAX
+
+
+def x(*shape: int, draw: Values = NORMAL, grad: bool = True, names: tuple[str, ...] = ()) -> T:
+    """A floating tensor whose dtype the plan gives."""
+    return T(shape, draw, grad=grad, names=names)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpCase:
+    """An overload, its inputs, and what it gives.
+
+    Attributes:
+        id: the overload as the dispatcher names it, without ``aten::``: ``mm``, ``softmax.int``.
+        args, kwargs: its inputs, with `T` where a tensor stands.
+        outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, or a dtype's name.
+        enters: the overload that the rule calls, where it is another one (``fp32_append_dtype``).
+        call: the public function, from ``torch``, to call instead of the overload: named tensors cannot be
+            handed to an overload, nor to a kernel in Python, so an op with names is not looked at at its
+            entry.
+        no_gradient: why it has no gradient to check; empty where it has one.
+        only: device types that have a kernel for it; all where empty. Elsewhere its rule is seen at its
+            entry alone (`EntryCase`).
+        free_phase: its outputs are vectors with a free sign or phase; their magnitudes are compared with
+            float64's.
+        device_only: why not even its rule runs without the device; its registration alone is held there.
+        listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
+            elsewhere.
+        noise: the name of its error bound in `amp_checks.checks.ops_error.BOUNDS`.
+        full: left to a full run.
+    """
+
+    id: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    outputs: tuple[str, ...] = (RUN,)
+    enters: str = ""
+    call: str = ""
+    no_gradient: str = ""
+    only: tuple[str, ...] = ()
+    free_phase: bool = False
+    device_only: str = ""
+    listed_only: str = ""
+    noise: str = "rounding"
+    full: bool = False
+    family: str = "ops"
+
+    def runs_on(self, backend: Backend) -> bool:
+        """Where the op has a rule and a kernel, or (an op that all devices have) runs unlisted in a torch
+        that knows it.
+        """
+        rule = policy.of(self.id, backend.device_type)
+        if self.device_only and backend.emulated:
+            return False
+        if rule is CastPolicy.BANNED or (
+            self.only and (backend.emulated or backend.device_type not in self.only)
+        ):
+            return False
+        return rule is not CastPolicy.UNLISTED or (not self.listed_only and policy.exists(self.id))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EntryCase:
+    """An op that this machine has no kernel for, seen at its entry alone; ``op`` is its row."""
+
+    op: OpCase
+    full: bool = False
+    family: str = "ops"
+
+    @property
+    def id(self) -> str:
+        return f"{self.op.id}.entry"
+
+    def runs_on(self, backend: Backend) -> bool:
+        if self.op.device_only and backend.emulated:
+            return False
+        return self.op.id in policy.declared(backend.device_type) and not self.op.runs_on(backend)
+
+
+def op(name: str, *args: Any, **fields: Any) -> OpCase:
+    """A row: ``op("mm", x(8, 12), x(12, 6))``; keywords of the op itself go to ``kwargs``."""
+    return OpCase(id=name, args=args, **fields)

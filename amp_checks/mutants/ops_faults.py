@@ -1,0 +1,203 @@
+"""Ways to break an autocast rule, a kernel, or a region, one at a time; each is undone on exit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from amp_checks import _torch_private as private
+from amp_checks.cases.ops_inputs import map_leaves
+from amp_checks.checks.ops_by_hand import CASTABLE
+from amp_checks.checks.ops_entry import overload
+from amp_checks.core import Backend
+
+Plant = Callable[[Backend], AbstractContextManager[Backend]]
+Rule = Callable[[Backend], Callable[..., Any] | None]
+"""From a backend to the faulty kernel of an op at that backend's autocast key; None: no kernel."""
+
+
+def with_rule(op: str, rule: Rule) -> Plant:
+    """The autocast rule of an op replaced by a faulty one."""
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
+        with private.kernel(op, private.autocast_key(backend.device_type), rule(backend)):
+            yield backend
+
+    return plant
+
+
+def removed(_: Backend) -> None:
+    """No rule."""
+
+
+def casting_to(op: str, dtype: Callable[[Backend], torch.dtype]) -> Rule:
+    """A rule that casts every tensor which autocast may touch to one dtype."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        target, call = dtype(backend), _below_autocast(op, backend)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return call(*cast(args, target), **cast(kwargs, target))
+
+        return kernel
+
+    return rule
+
+
+def cast(structure: Any, target: torch.dtype) -> Any:
+    """The structure with each tensor that autocast may touch in that dtype."""
+    return map_leaves(lambda t: t.to(target) if t.dtype in CASTABLE else t, structure, torch.Tensor)
+
+
+def low(backend: Backend) -> torch.dtype:
+    return backend.low_dtype
+
+
+def float32(_: Backend) -> torch.dtype:
+    return torch.float32
+
+
+def other_low(backend: Backend) -> torch.dtype:
+    return torch.bfloat16 if backend.low_dtype is torch.float16 else torch.float16
+
+
+def _below_autocast(op: str, backend: Backend) -> Callable[..., Any]:
+    target, key = overload(op), private.autocast_key(backend.device_type)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with private.excluding(key):
+            return target(*args, **kwargs)
+
+    return call
+
+
+def lowering_then(op: str, spoil: Callable[[Any, tuple[Any, ...]], Any]) -> Rule:
+    """The right rule of a ``lower_precision_fp`` op, its result (and its inputs) then spoilt."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        call = _below_autocast(op, backend)
+
+        def kernel(*args: Any) -> Any:
+            return spoil(call(*cast(args, backend.low_dtype)), args)
+
+        return kernel
+
+    return rule
+
+
+def widened(result: torch.Tensor, _: tuple[Any, ...]) -> torch.Tensor:
+    """The right values, in float32."""
+    return result.float()
+
+
+def last_bit_off(result: torch.Tensor, _: tuple[Any, ...]) -> torch.Tensor:
+    """The largest value off by its last bit."""
+    plain = result.detach()
+    off = plain * torch.finfo(plain.dtype).eps
+    return result + off.where(plain == plain.amax(), 0.0)
+
+
+def first_input_doubled(result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+    """The first input changed in place, after use."""
+    with torch.no_grad():
+        args[0].mul_(2)
+    return result
+
+
+def gradient_off(result: torch.Tensor, _: tuple[Any, ...]) -> torch.Tensor:
+    """The right values, with a gradient that is too large by two units of its last place."""
+    extra = result * (2 * torch.finfo(result.dtype).eps)
+    return result + (extra - extra.detach())
+
+
+def refusing(text: str) -> Rule:
+    """A rule that raises, with that text."""
+
+    def rule(_: Backend) -> Callable[..., Any]:
+        def kernel(*_args: Any, **_kwargs: Any) -> Any:
+            raise RuntimeError(text)
+
+        return kernel
+
+    return rule
+
+
+def with_kernel(op: str, spoil: Callable[[torch.Tensor, Backend], torch.Tensor]) -> Plant:
+    """The device's own kernel of a leaf op made faulty for 16-bit inputs, with autocast and without.
+
+    It computes in float32, rounds once and is then spoilt; other dtypes keep their results.
+    """
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
+        device = "CPU" if backend.emulated else backend.device_type.upper()
+        formula = FORMULAS[op]
+
+        def kernel(*args: Any) -> Any:
+            given = args[0].dtype
+            if given not in (torch.float16, torch.bfloat16):
+                return formula(*args)
+            wide = cast(args, torch.float32)
+            return map_leaves(lambda t: spoil(t.to(given), backend), formula(*wide), torch.Tensor)
+
+        with private.kernel(op, device, kernel):
+            yield backend
+
+    return plant
+
+
+def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x, x * weight)
+
+
+def _prelu_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.where(x > 0, gradient, gradient * weight), torch.where(x > 0, 0.0, gradient * x)
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "_prelu_kernel": _prelu,
+    "_prelu_kernel_backward": _prelu_backward,
+}
+"""What the leaf ops whose kernels are made faulty compute."""
+
+
+def one_element_wrong(result: torch.Tensor, _: Backend) -> torch.Tensor:
+    """The largest value of a result a tenth too large."""
+    flat = result.reshape(-1).clone()
+    flat[flat.abs().argmax()] *= 1.1
+    return flat.reshape(result.shape)
+
+
+def through_bfloat16(result: torch.Tensor, _: Backend) -> torch.Tensor:
+    """float16 that holds only what bfloat16 can."""
+    return result.bfloat16().to(result.dtype)
+
+
+def with_autocast(factory: Callable[[Backend], Any]) -> Plant:
+    """Another factory of regions."""
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
+        yield dataclasses.replace(backend, autocast=factory(backend))
+
+    return plant
+
+
+@contextmanager
+def low_gradients(backend: Backend) -> Iterator[Backend]:
+    """Gradients come back in the low dtype."""
+    honest = torch.autograd.grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        return cast(honest(*args, **kwargs), backend.low_dtype)
+
+    with mock.patch.object(torch.autograd, "grad", grad):
+        yield backend
