@@ -211,9 +211,48 @@ def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[N
 
     The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
     """
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - destroyed below
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
+        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)  # type: ignore[no-untyped-call]
         yield
     finally:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was changed in place: autograd's own counter."""
+    version: int = tensor._version
+    return version
+
+
+def argument_names(op: Any) -> tuple[str, ...]:
+    """The names of an overload's arguments, in order, from its schema."""
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+# --- Audit: which forward op a backward op belongs to, and what a scaler found. ---------------------------------------
+
+_latest_number: Callable[[], int] = _private("autograd._get_sequence_nr", "to name the forward op of a gradient")
+_running_node: Callable[[], Any] = _private("_C._current_autograd_node", "to name the forward op of a gradient")
+
+
+def latest_node_number() -> int:
+    """The sequence number of this thread's newest autograd node: inside an op below autograd, that op's own."""
+    return _latest_number() - 1
+
+
+def running_node() -> Any:
+    """The autograd node whose backward runs in this thread, or None."""
+    return _running_node()
+
+
+def node_number(node: Any) -> int:
+    """The sequence number of an autograd node, as `latest_node_number` gave it while its forward ran."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def unscaled_found_inf(scaler: Any, optimizer: Any) -> bool:
+    """Whether the scaler found a non-finite gradient of this optimizer since its last update."""
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return any(bool(found.item()) for found in state.get("found_inf_per_device", {}).values())
