@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from amp_checks.cases import scaler_optimizers, scaler_programs
+from amp_checks.cases import scaler_calls, scaler_gradients, scaler_optimizers, scaler_programs
 from amp_checks.core import Case
 
-CASES: tuple[Case, ...] = (*scaler_programs.ROWS, *scaler_optimizers.ROWS)
+CASES: tuple[Case, ...] = (
+    *scaler_programs.ROWS,
+    *scaler_optimizers.ROWS,
+    *scaler_gradients.ROWS,
+    *scaler_calls.ROWS,
+)

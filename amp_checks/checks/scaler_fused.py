@@ -1,0 +1,92 @@
+"""Optimizers that scale and skip inside their own kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from amp_checks.cases.scaler_calls import StoryCase
+from amp_checks.core import Backend, Finding, attempt, exact
+from amp_checks.scaler.calls import NO_ERROR, backward, leaf_of, outcome
+from amp_checks.scaler.training import difference
+
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+
+
+def check_fused_skip_runs_no_hooks(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Hooks before and after the step of a fused optimizer whose gradients are bad."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend)
+    optimizer = torch.optim.SGD([leaf], lr=1.0, fused=True)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    backward(scaler, leaf, math.inf)
+    attempt("scaler.step", scaler.step, optimizer)
+    yield exact("hooks of a skipped step", actual=", ".join(calls), expected="", why=case.source)
+
+
+def check_fused_float16(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """float16 parameters: a step without ``unscale_``, a step on inf, and ``unscale_`` itself."""
+    refused = "ValueError: Attempting to unscale FP16 gradients."
+    for weight, expected in ((1.0, 0.0), (math.inf, 1.0)):
+        scaler = backend.scaler(init_scale=8.0)
+        leaf = torch.ones(2, dtype=torch.float16, device=backend.device_type, requires_grad=True)
+        optimizer = torch.optim.SGD([leaf], lr=1.0, fused=True)
+        backward(scaler, leaf, weight)
+        seen = outcome("scaler.step", scaler.step, optimizer)
+        yield exact(f"scaler.step on {weight}", actual=seen, expected=NO_ERROR, why=case.source)
+        yield exact(f"parameter after {weight}", actual=leaf[0].item(), expected=expected, why=case.source)
+        attempt("scaler.update", scaler.update)
+        scale = 8.0 if math.isfinite(weight) else 4.0
+        yield exact(f"scale after {weight}", actual=scaler.get_scale(), expected=scale, why=case.source)
+        seen = outcome("scaler.unscale_", scaler.unscale_, optimizer)
+        yield exact(f"scaler.unscale_ on {weight}", actual=seen, expected=refused, why=case.source)
+
+
+def check_fused_after_unscale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``unscale_`` first, then a fused step: skipped on a bad gradient, else the step without a scaler."""
+    for name in FUSED:
+        results = []
+        for scaler in (backend.scaler(init_scale=1024.0), backend.scaler(enabled=False)):
+            leaf = leaf_of(backend, 1.0, -2.0, 3.0)
+            optimizer = getattr(torch.optim, name)([leaf], lr=0.125, fused=True)
+            for weight in (1.0, 0.5, math.inf):
+                if not math.isfinite(weight) and not scaler.is_enabled():
+                    continue
+                optimizer.zero_grad()
+                backward(scaler, leaf, weight)
+                attempt("scaler.unscale_", scaler.unscale_, optimizer)
+                attempt("scaler.step", scaler.step, optimizer)
+                attempt("scaler.update", scaler.update)
+            results.append(leaf.detach())
+            if scaler.is_enabled():
+                yield exact(
+                    f"scale after a skip, {name}", actual=scaler.get_scale(), expected=512.0, why=case.source
+                )
+        yield exact(
+            f"parameters after two good steps and a bad one, {name}",
+            actual=difference(*results) or "those of two steps without a scaler",
+            expected="those of two steps without a scaler",
+            why=case.source,
+        )
+
+
+def check_preset_grad_scale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``optimizer.grad_scale`` set by the script: gradients are divided by its product with the scale, once."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend, 4.0)
+    optimizer = torch.optim.SGD([leaf], lr=1.0, fused=True)
+    for expected, preset in ((3.5, 2.0), (2.5, None)):
+        if preset is not None:
+            optimizer.grad_scale = torch.tensor(preset, device=backend.device_type)  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+        backward(scaler, leaf)
+        attempt("scaler.step", scaler.step, optimizer)
+        attempt("scaler.update", scaler.update)
+        told = f"after a step with grad_scale {preset}"
+        yield exact(f"parameter {told}", actual=leaf.item(), expected=expected, why=case.source)
+        left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+        yield exact(f"left on the optimizer {told}", actual=", ".join(left), expected="", why=case.source)

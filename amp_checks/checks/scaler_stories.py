@@ -1,0 +1,504 @@
+"""Promises that need code of their own: one check for each row of `amp_checks.cases.scaler_calls.STORIES`."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from amp_checks import numerics
+from amp_checks.cases.scaler_calls import StoryCase
+from amp_checks.checks.scaler_fused import (
+    check_fused_after_unscale,
+    check_fused_float16,
+    check_fused_skip_runs_no_hooks,
+    check_preset_grad_scale,
+)
+from amp_checks.checks.scaler_kernels import (
+    check_kernel_arguments,
+    check_kernel_arithmetic,
+    check_update_kernel_arithmetic,
+)
+from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
+from amp_checks.scaler.calls import NO_ERROR, backward, leaf_of, outcome
+from amp_checks.scaler.training import difference
+
+def checks_for(case: StoryCase) -> Iterator[Check]:
+    yield CHECKS[case.id]
+
+
+def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A scaler for cuda: enabled where there is CUDA, else disabled with a warning, and none where it is disabled."""
+    here = torch.cuda.is_available()
+    for enabled in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler = attempt("GradScaler('cuda')", backend.grad_scaler, "cuda", enabled=enabled)
+        text = "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling."
+        expected = text if enabled and not here else ""
+        subject = f"of GradScaler('cuda', enabled={enabled})"
+        told = "; ".join(f"{entry.message}" for entry in caught)
+        yield exact(f"warning {subject}", actual=told, expected=expected, why=case.source)
+        kinds = "; ".join(entry.category.__name__ for entry in caught)
+        yield exact(
+            f"kind of warning {subject}", actual=kinds, expected="UserWarning" if expected else "", why=case.source
+        )
+        blamed = all(entry.filename.endswith("core.py") for entry in caught)
+        yield exact(f"warning {subject} blames its caller", actual=blamed, expected=True, why=case.source)
+        yield exact(
+            f"is_enabled {subject}", actual=scaler.is_enabled(), expected=enabled and here, why=case.source
+        )
+        if not here:
+            yield exact(f"get_scale {subject}", actual=scaler.get_scale(), expected=1.0, why=case.source)
+            yield exact(
+                f"entries of the state {subject}", actual=len(scaler.state_dict()), expected=0, why=case.source
+            )
+
+
+def check_disabled_getters(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``get_growth_factor`` and its like on a disabled scaler."""
+    settings = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}
+    scaler = backend.scaler(**settings, enabled=False)
+    for name, value in settings.items():
+        try:
+            seen: Any = attempt(f"get_{name}", getattr(scaler, f"get_{name}"))
+        except Raised as raised:
+            seen = type(raised.error).__name__
+        yield exact(f"get_{name}() of a disabled scaler", actual=seen, expected=value, why=case.source)
+
+
+def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``torch.GradScaler``, ``torch.cuda.amp.GradScaler`` and ``torch.cpu.amp.GradScaler``."""
+    yield exact(
+        "torch.GradScaler is torch.amp.GradScaler",
+        actual=torch.GradScaler is torch.amp.GradScaler,
+        expected=True,
+        why=case.source,
+    )
+    for device, alias in (("cuda", torch.cuda.amp.GradScaler), ("cpu", torch.cpu.amp.GradScaler)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler = attempt(f"torch.{device}.amp.GradScaler()", alias, enabled=False)
+        kinds = [entry.category for entry in caught]
+        yield exact(
+            f"torch.{device}.amp.GradScaler() warns of its deprecation",
+            actual=FutureWarning in kinds,
+            expected=True,
+            why=case.source,
+        )
+        yield exact(
+            f"torch.{device}.amp.GradScaler() is a torch.amp.GradScaler",
+            actual=isinstance(scaler, torch.amp.GradScaler),
+            expected=True,
+            why=case.source,
+        )
+
+
+def check_getters_and_setters(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Each setter changes its own value and no other, in getter and state."""
+    values: dict[str, float] = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}
+    scaler = backend.scaler(**values)
+    for name, new in (("growth_factor", 4.0), ("backoff_factor", 0.125), ("growth_interval", 3)):
+        values[name] = new
+        attempt(f"set_{name}", getattr(scaler, f"set_{name}"), new)
+        for other, value in values.items():
+            got = attempt(f"get_{other}", getattr(scaler, f"get_{other}"))
+            yield exact(f"get_{other}() after set_{name}({new})", actual=got, expected=value, why=case.source)
+            saved = scaler.state_dict()[other]
+            yield exact(f"saved {other} after set_{name}({new})", actual=saved, expected=value, why=case.source)
+
+
+def check_scaling_is_differentiable(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """The scaled loss has a graph; its gradient is the scale; the scale itself requires none."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend, 3.0)
+    for outputs in (leaf.sum(), [leaf.sum()]):
+        leaf.grad = None
+        scaled = attempt("scaler.scale", scaler.scale, outputs)
+        loss = scaled[0] if isinstance(scaled, list) else scaled
+        kind = type(outputs).__name__
+        yield exact(f"scaled {kind} requires grad", actual=loss.requires_grad, expected=True, why=case.source)
+        attempt("backward", loss.backward)
+        seen = None if leaf.grad is None else leaf.grad.item()
+        yield exact(f"gradient through a scaled {kind}", actual=seen, expected=8.0, why=case.source)
+    plain = attempt("scaler.scale", scaler.scale, torch.ones(2, device=backend.device_type))
+    yield exact("scaled constant requires grad", actual=plain.requires_grad, expected=False, why=case.source)
+
+
+def check_first_scale_in_inference_mode(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``scale`` in inference mode, then an ordinary iteration."""
+    scaler = backend.scaler(init_scale=8.0)
+    with torch.inference_mode():
+        attempt("scaler.scale", scaler.scale, torch.ones((), device=backend.device_type))
+    leaf = leaf_of(backend)
+    seen = outcome("scaler.scale", scaler.scale, leaf.sum())
+    yield exact("scaler.scale of a loss", actual=seen, expected=NO_ERROR, why=case.source)
+    leaf.grad = torch.full_like(leaf, 8.0)
+    seen = outcome("scaler.step", scaler.step, torch.optim.SGD([leaf], lr=1.0))
+    yield exact("scaler.step", actual=seen, expected=NO_ERROR, why=case.source)
+    seen = outcome("scaler.update", scaler.update)
+    yield exact("scaler.update", actual=seen, expected=NO_ERROR, why=case.source)
+
+
+def check_gradient_penalty(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Two steps with a penalty on the gradient's norm, with a scaler as the notes have it, and without."""
+    results = []
+    for scaled in (True, False):
+        scaler = backend.scaler(init_scale=1024.0, growth_interval=1, enabled=scaled)
+        weight = numerics.randn(3, seed="gradient penalty", device=backend.device_type).requires_grad_()
+        optimizer = torch.optim.SGD([weight], lr=0.125)
+        for number in range(2):
+            batch = numerics.randn(3, seed=f"gradient penalty {number}", device=backend.device_type)
+            loss = (weight * batch).tanh().sum()
+            outputs = attempt("scaler.scale", scaler.scale, loss)
+            (gradient,) = torch.autograd.grad(outputs, [weight], create_graph=True)
+            penalty = (gradient * (1.0 / scaler.get_scale())).square().sum()
+            optimizer.zero_grad()
+            attempt("scaler.scale", scaler.scale, loss + penalty).backward()
+            attempt("scaler.step", scaler.step, optimizer)
+            attempt("scaler.update", scaler.update)
+        results.append(weight.detach())
+        yield exact(
+            f"scale after two steps, enabled={scaled}",
+            actual=scaler.get_scale(),
+            expected=4096.0 if scaled else 1.0,
+            why=case.source,
+        )
+    same = difference(*results) or "those without a scaler"
+    yield exact("parameters", actual=same, expected="those without a scaler", why=case.source)
+
+
+def check_clip_by_norm(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """The norm that clipping returns, and the parameters after it, with a scaler and without."""
+    results = []
+    for scaled in (True, False):
+        scaler = backend.scaler(init_scale=1024.0, enabled=scaled)
+        leaf = numerics.randn(5, seed="clip", device=backend.device_type).requires_grad_()
+        optimizer = torch.optim.SGD([leaf], lr=0.125)
+        weight = numerics.randn(5, seed="clip weight", device=backend.device_type)
+        attempt("scaler.scale", scaler.scale, (leaf * weight).sum()).backward()
+        attempt("scaler.unscale_", scaler.unscale_, optimizer)
+        norm = torch.nn.utils.clip_grad_norm_([leaf], 0.5)
+        attempt("scaler.step", scaler.step, optimizer)
+        results.append((norm, leaf.detach()))
+    for name, actual, expected in zip(("norm", "parameters"), *results, strict=True):
+        same = difference(actual, expected) or "that without a scaler"
+        yield exact(name, actual=same, expected="that without a scaler", why=case.source)
+
+
+def check_two_parameters_one_gradient(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Two parameters of one optimizer whose ``.grad`` is the same tensor."""
+    scaler = backend.scaler(init_scale=8.0)
+    first, second = leaf_of(backend, 1.0), leaf_of(backend, 1.0)
+    gradient = attempt("scaler.scale", scaler.scale, torch.ones(1, device=backend.device_type))
+    first.grad = second.grad = gradient
+    attempt("scaler.unscale_", scaler.unscale_, torch.optim.SGD([first, second], lr=1.0))
+    yield exact("gradient", actual=gradient.item(), expected=1.0, why=case.source)
+
+
+def check_two_scalers_one_optimizer(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``unscale_`` of one scaler, ``step`` of another."""
+    first, second = backend.scaler(init_scale=8.0), backend.scaler(init_scale=4.0)
+    leaf = leaf_of(backend, 3.0)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    backward(first, leaf)
+    second.scale(torch.ones((), device=backend.device_type))
+    attempt("unscale_ of the first", first.unscale_, optimizer)
+    attempt("step of the second", second.step, optimizer)
+    yield exact("parameter", actual=leaf.item(), expected=2.0, why=case.source)
+
+
+class _Answering(torch.optim.SGD):
+    """An optimizer whose step returns what it was called with."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        super().step()
+        return (args, kwargs)
+
+
+def check_arguments_of_step(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Positional and keyword arguments, with an enabled scaler and a disabled one."""
+    for enabled in (True, False):
+        scaler = backend.scaler(enabled=enabled)
+        leaf = leaf_of(backend)
+        optimizer = _Answering([leaf], lr=1.0)
+        backward(scaler, leaf)
+        answer = attempt("scaler.step", scaler.step, optimizer, 1, "two", three=3)
+        yield exact(
+            f"what step returned, enabled={enabled}",
+            actual=repr(answer),
+            expected=repr(((1, "two"), {"three": 3})),
+            why=case.source,
+        )
+
+
+def check_skip_runs_no_hooks(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Hooks before and after a step: once for a good one, not for a skipped one."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    for weight, expected in ((1.0, "before, after"), (float("inf"), "")):
+        calls.clear()
+        optimizer.zero_grad()
+        backward(scaler, leaf, weight)
+        attempt("scaler.step", scaler.step, optimizer)
+        attempt("scaler.update", scaler.update)
+        yield exact(
+            f"hooks of a step on {weight}", actual=", ".join(calls), expected=expected, why=case.source
+        )
+
+
+def check_positional_closure(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A closure as the second argument, which the optimizer would call on unscaled losses."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    backward(scaler, leaf)
+    seen = outcome("scaler.step", scaler.step, optimizer, lambda: 0.0)
+    expected = "RuntimeError: Closure use is not currently supported if GradScaler is enabled."
+    yield exact("scaler.step(optimizer, closure)", actual=seen, expected=expected, why=case.source)
+
+
+def check_lbfgs(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """LBFGS with a closure, without one, and with one under a disabled scaler."""
+    refused = "RuntimeError: Closure use is not currently supported if GradScaler is enabled."
+    missing = "TypeError: "
+    for enabled, keywords, expected in (
+        (True, {"closure": lambda: 0.0}, refused),
+        (True, {}, missing),
+        (False, {"closure": lambda: torch.zeros((), device=backend.device_type)}, NO_ERROR),
+    ):
+        scaler = backend.scaler(init_scale=8.0, enabled=enabled)
+        leaf = leaf_of(backend)
+        optimizer = torch.optim.LBFGS([leaf], lr=1.0, max_iter=1)
+        backward(scaler, leaf)
+        seen = outcome("scaler.step", scaler.step, optimizer, **keywords)
+        yield exact(
+            f"scaler.step(lbfgs{', closure' if keywords else ''}), enabled={enabled}",
+            actual=seen[: len(missing)] if expected == missing else seen,
+            expected=expected,
+            why=case.source,
+        )
+
+
+class _TakesScaler(torch.optim.SGD):
+    _step_supports_amp_scaling = True
+    scaler: Any = None
+
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+        self.scaler = grad_scaler
+        return super().step(closure)
+
+
+def check_scaler_argument_warns(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """The text of the warning, whom it blames, and what the optimizer is handed."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend)
+    optimizer = _TakesScaler([leaf], lr=1.0)
+    backward(scaler, leaf)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attempt("scaler.step", scaler.step, optimizer)
+    told = "; ".join(f"{entry.category.__name__}: {entry.message}" for entry in caught)
+    expected = (
+        "FutureWarning: GradScaler is going to stop passing itself as a keyword argument to the passed "
+        "optimizer. In the near future GradScaler registers `grad_scale: Tensor` and "
+        "`found_inf: Tensor` to the passed optimizer and let the optimizer use them directly."
+    )
+    yield exact("warning", actual=told, expected=expected, why=case.source)
+    blamed = all(entry.filename.endswith("core.py") for entry in caught)
+    yield exact("the warning blames the caller of step", actual=blamed, expected=True, why=case.source)
+    handed = optimizer.scaler is scaler
+    yield exact("the optimizer was handed the scaler", actual=handed, expected=True, why=case.source)
+
+
+def _update_outcome(backend: Backend, new_scale: Any) -> str:
+    scaler = backend.scaler(init_scale=8.0)
+    scaler.scale(torch.ones((), device=backend.device_type))
+    seen = outcome("scaler.update", scaler.update, new_scale)
+    return f"scale {scaler.get_scale()}" if seen == NO_ERROR else seen
+
+
+def check_new_scale_kinds(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """What ``update(new_scale)`` takes and refuses."""
+    make = {"device": backend.device_type}
+    refused = (
+        "AssertionError: new_scale should be a float or a 1-element torch.cuda.FloatTensor or torch.FloatTensor with "
+        "requires_grad=False."
+    )
+    kinds: tuple[tuple[str, Any, str], ...] = (
+        ("a float", 4.0, "scale 4.0"),
+        ("a float32 scalar", torch.tensor(4.0, **make), "scale 4.0"),
+        ("a float64 scalar", torch.tensor(4.0, dtype=torch.float64, **make), "scale 4.0"),
+        ("an int64 scalar", torch.tensor(4, **make), "scale 4.0"),
+        ("two elements", torch.tensor([4.0, 4.0], **make), refused),
+        ("no element", torch.tensor([], **make), refused),
+        ("a scalar that requires grad", torch.tensor(4.0, requires_grad=True, **make), refused),
+        ("a scalar on another device", torch.tensor(4.0, device="meta"), refused),
+        ("an int", 4, "AttributeError: 'int' object has no attribute 'device'"),
+    )
+    for name, value, expected in kinds:
+        yield exact(f"update with {name}", actual=_update_outcome(backend, value), expected=expected, why=case.source)
+    scaler = backend.scaler(init_scale=8.0)
+    scaler.scale(torch.ones((), device=backend.device_type))
+    given = torch.tensor(4.0, **make)
+    attempt("scaler.update", scaler.update, given)
+    given.fill_(2.0)
+    yield exact("scale after the tensor changed", actual=scaler.get_scale(), expected=4.0, why=case.source)
+
+
+def check_new_scale_of_shape_1(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``torch.tensor([4.0])``."""
+    seen = _update_outcome(backend, torch.tensor([4.0], device=backend.device_type))
+    yield exact("update with a tensor of shape [1]", actual=seen, expected="scale 4.0", why=case.source)
+
+
+def check_state_dict_entries(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Names, types and values of the entries, before and after a step; a saved state does not move."""
+    scaler = backend.scaler(init_scale=8.0, growth_interval=10)
+    saved = scaler.state_dict()
+    expected = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 10, "_growth_tracker": 0}
+    yield exact("state before the first scale", actual=repr(saved), expected=repr(expected), why=case.source)
+    leaf = leaf_of(backend)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    for weight in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        backward(scaler, leaf, weight)
+        scaler.step(optimizer)
+        scaler.update()
+    later = {**expected, "scale": 4.0, "_growth_tracker": 1}
+    yield exact("state after steps", actual=repr(scaler.state_dict()), expected=repr(later), why=case.source)
+    yield exact("state saved before", actual=repr(saved), expected=repr(expected), why=case.source)
+
+
+def check_load_incomplete_state(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Each entry left out in turn: KeyError, and the scaler is as before."""
+    for name in ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"):
+        scaler = backend.scaler(init_scale=8.0)
+        scaler.scale(torch.ones((), device=backend.device_type))
+        before = repr(scaler.state_dict())
+        other = {
+            "scale": 32.0,
+            "growth_factor": 3.0,
+            "backoff_factor": 0.25,
+            "growth_interval": 7,
+            "_growth_tracker": 2,
+        }
+        other.pop(name)
+        seen = outcome("scaler.load_state_dict", scaler.load_state_dict, other)
+        yield exact(f"loading without {name}", actual=seen, expected=f"KeyError: '{name}'", why=case.source)
+        yield exact(
+            f"state after loading without {name}",
+            actual=repr(scaler.state_dict()),
+            expected=before,
+            why=case.source,
+        )
+
+
+def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``_found_inf_per_device`` is what optimizers that take the scaler read; it makes an entry for the optimizer."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    scaler.scale(torch.ones((), device=backend.device_type))
+    flags = attempt("_found_inf_per_device", scaler._found_inf_per_device, optimizer)  # noqa: SLF001
+    yield exact("flags before a check", actual=repr(flags), expected="{}", why=case.source)
+    seen = outcome("pickle.dumps", pickle.dumps, scaler)
+    expected = (
+        "AssertionError: A GradScaler instance may only be pickled at the beginning of an iteration, or at the end after "
+        "scaler.update()."
+    )
+    yield exact("pickling after reading the flags", actual=seen, expected=expected, why=case.source)
+    backward(scaler, leaf, float("inf"))
+    attempt("scaler.unscale_", scaler.unscale_, optimizer)
+    values = [flag.item() for flag in scaler._found_inf_per_device(optimizer).values()]  # noqa: SLF001
+    yield exact("flags after unscale_ found inf", actual=repr(values), expected="[1.0]", why=case.source)
+    checked = attempt("_check_inf_per_device", scaler._check_inf_per_device, optimizer)  # noqa: SLF001
+    told = repr([flag.item() for flag in checked.values()])
+    yield exact("flags that a check gives back", actual=told, expected="[1.0]", why=case.source)
+
+
+def check_scheduler_after_skip(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A first step that is skipped leaves the optimizer's count at 0, and the scheduler warns; the rate moves on."""
+    for weight, warns in ((float("inf"), True), (1.0, False)):
+        scaler = backend.scaler(init_scale=8.0)
+        leaf = leaf_of(backend)
+        optimizer = torch.optim.SGD([leaf], lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        backward(scaler, leaf, weight)
+        attempt("scaler.step", scaler.step, optimizer)
+        attempt("scaler.update", scaler.update)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scheduler.step()
+        seen = any("`lr_scheduler.step()` before `optimizer.step()`" in str(entry.message) for entry in caught)
+        yield exact(f"the scheduler warns after a step on {weight}", actual=seen, expected=warns, why=case.source)
+        rate = optimizer.param_groups[0]["lr"]
+        yield exact(f"learning rate after a step on {weight}", actual=rate, expected=0.5, why=case.source)
+
+
+def check_several_devices(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """CPU and meta stand in for two devices: outputs stay on theirs, and each device's gradients get a flag there."""
+    scaler = backend.scaler(init_scale=8.0)
+    here, there = torch.ones((), device=backend.device_type), torch.ones((), device="meta")
+    for outputs, expected in (
+        ([here, there, there], "cpu, meta, meta"),
+        ([there, here], "meta, cpu"),
+        ([there], "meta"),
+    ):
+        scaled = attempt("scaler.scale", scaler.scale, outputs)
+        devices = ", ".join(each.device.type for each in scaled)
+        yield exact("devices of scaled outputs", actual=devices, expected=expected, why=case.source)
+    lone = attempt("scaler.scale", scaler.scale, there)
+    yield exact("device of a lone scaled output", actual=lone.device.type, expected="meta", why=case.source)
+    leaf, far = leaf_of(backend, 1.0), torch.ones(2, device="meta", requires_grad=True)
+    optimizer = torch.optim.SGD([leaf, far], lr=1.0)
+    leaf.grad, far.grad = torch.full((1,), 8.0, device=backend.device_type), torch.ones(2, device="meta")
+    attempt("scaler.unscale_", scaler.unscale_, optimizer)
+    flags = scaler._found_inf_per_device(optimizer)  # noqa: SLF001 - where the flags of each device are
+    yield exact(
+        "devices with a flag",
+        actual=", ".join(f"{device.type}: {flag.device.type}" for device, flag in flags.items()),
+        expected="cpu: cpu, meta: meta",
+        why=case.source,
+    )
+    yield exact("gradient on the CPU", actual=leaf.grad.item(), expected=1.0, why=case.source)
+
+
+CHECKS: dict[str, Check] = {
+    "cuda-scaler-without-cuda": check_cuda_scaler_without_cuda,
+    "disabled-getters": check_disabled_getters,
+    "aliases": check_aliases,
+    "getters-and-setters": check_getters_and_setters,
+    "scaling-is-differentiable": check_scaling_is_differentiable,
+    "first-scale-in-inference-mode": check_first_scale_in_inference_mode,
+    "gradient-penalty": check_gradient_penalty,
+    "clip-by-norm": check_clip_by_norm,
+    "two-parameters-one-gradient": check_two_parameters_one_gradient,
+    "two-scalers-one-optimizer": check_two_scalers_one_optimizer,
+    "kernel-arguments": check_kernel_arguments,
+    "kernel-arithmetic": check_kernel_arithmetic,
+    "update-kernel-arithmetic": check_update_kernel_arithmetic,
+    "arguments-of-step": check_arguments_of_step,
+    "hooks-on-skip": check_skip_runs_no_hooks,
+    "hooks-on-fused-skip": check_fused_skip_runs_no_hooks,
+    "positional-closure": check_positional_closure,
+    "lbfgs": check_lbfgs,
+    "fused-float16": check_fused_float16,
+    "fused-unscaled-before": check_fused_after_unscale,
+    "scale-on-fused-optimizer": check_preset_grad_scale,
+    "scaler-argument-warning": check_scaler_argument_warns,
+    "new-scale-kinds": check_new_scale_kinds,
+    "new-scale-shape-1": check_new_scale_of_shape_1,
+    "state-dict-entries": check_state_dict_entries,
+    "load-incomplete-state": check_load_incomplete_state,
+    "copy-after-reading-found-inf": check_copy_after_reading_found_inf,
+    "scheduler-after-skip": check_scheduler_after_skip,
+    "several-devices": check_several_devices,
+}

@@ -1,0 +1,283 @@
+"""How many faulty scalers the scaler family catches: edits made at run time, hand-written faults, kernels.
+
+Each edit is tried in a forked child on one thread, against the checks of the family, until one of them fails by a
+measurement. A child that cannot import its edited module, or does not end in time, has killed nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import itertools
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from amp_checks import backends, core, data, known_defects, planting, suite
+from amp_checks.core import Backend, Result, Status, SuiteError
+from amp_checks.mutants import scaler_edits
+from amp_checks.mutants.scaler_edits import Edit
+
+EQUIVALENT = "scaler/equivalent_edits.json"
+"""Fixture: id of an edit -> why no check on a CPU can tell it from the original."""
+
+TORCHS_OWN = (202, 357)
+"""Edits of ``grad_scaler.py`` that the tests of torch 2.13.0 itself kill, of how many (another, smaller set)."""
+
+SECONDS = 60.0
+"""How long a child may take."""
+
+
+class Fate(enum.StrEnum):
+    """What became of a faulty scaler."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    EQUIVALENT = "equivalent"
+    """Survived, and is listed with a reason."""
+    NOT_IMPORTED = "not imported"
+    TIMED_OUT = "timed out"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One faulty scaler and its fate.
+
+    Attributes:
+        kind: ``edits``, ``hand-written`` or ``kernels``.
+        id: of the edit or the mutant.
+        fault: what was changed.
+        fate: what became of it.
+        by: the item that killed it, or why it was not killed.
+    """
+
+    kind: str
+    id: str
+    fault: str
+    fate: Fate
+    by: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All outcomes, and what is wrong with them.
+
+    Attributes:
+        outcomes: in the order in which they were tried.
+        errors: one line for each thing that makes the self-test fail; empty when it passed.
+        seconds: wall time.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    errors: tuple[str, ...]
+    seconds: float
+
+    def counts(self) -> dict[str, dict[Fate, int]]:
+        """Kind -> fate -> how many."""
+        found: dict[str, dict[Fate, int]] = {}
+        for outcome in self.outcomes:
+            row = found.setdefault(outcome.kind, dict.fromkeys(Fate, 0))
+            row[outcome.fate] += 1
+        return found
+
+    def describe(self) -> str:
+        """A line for each kind, torch's own figure for scale, then the errors."""
+        lines = []
+        for kind, row in self.counts().items():
+            told = ", ".join(f"{number} {fate}" for fate, number in row.items() if number or fate is Fate.SURVIVED)
+            lines.append(f"{kind}: {sum(row.values())} faults: {told}")
+        killed, tried = TORCHS_OWN
+        lines.append(f"for scale: torch's own tests kill {killed} of {tried} such edits (torch 2.13.0)")
+        return "\n".join([*lines, *self.errors])
+
+
+def equivalents() -> dict[str, str]:
+    """The edits that no check can kill on a CPU, each with its reason.
+
+    Raises:
+        SuiteError: the fixture is malformed.
+    """
+    path = data.fixture(EQUIVALENT)
+    try:
+        entries: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["edits"]
+    except (OSError, ValueError, KeyError) as error:
+        message = f"{EQUIVALENT} cannot be read: {type(error).__name__}: {error}"
+        raise SuiteError(message) from error
+    if empty := [name for name, reason in entries.items() if not reason.strip()]:
+        message = f"{EQUIVALENT}: {empty[0]!r} gives no reason"
+        raise SuiteError(message)
+    return entries
+
+
+def selftest(
+    progress: Callable[[str], object] = lambda _: None, *, backend: Backend | None = None, only: str = ""
+) -> Report:
+    """Try every faulty scaler.
+
+    Args:
+        progress: called with one line for every faulty scaler that was tried.
+        backend: where; ``cpu-float16`` where none is given.
+        only: try only those whose id contains this.
+    """
+    where = backends.backend("cpu-float16") if backend is None else backend
+    began = time.perf_counter()
+    outcomes: list[Outcome] = []
+    for outcome in itertools.chain(_try_edits(where, only), _try_mutants(where, only)):
+        outcomes.append(outcome)
+        progress(f"{outcome.fate}: {outcome.id} [{outcome.fault}] {outcome.by}".rstrip())
+    return Report(
+        outcomes=tuple(outcomes),
+        errors=tuple(_errors(outcomes, partial=bool(only))),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _errors(outcomes: Sequence[Outcome], *, partial: bool) -> Iterable[str]:
+    listed = equivalents()
+    for outcome in outcomes:
+        if outcome.fate is Fate.KILLED and outcome.id in listed:
+            yield f"{outcome.id} is listed as equivalent, but {outcome.by} kills it: remove it from {EQUIVALENT}"
+        elif outcome.fate not in {Fate.KILLED, Fate.EQUIVALENT}:
+            yield f"{outcome.fate}: {outcome.id} [{outcome.fault}] {outcome.by}".rstrip()
+    if not partial:
+        known = {outcome.id for outcome in outcomes}
+        # Which edits there are depends on the installed source: an entry may be for another version.
+        for name in listed:
+            if name not in known and not _other_version(name):
+                yield f"{EQUIVALENT} lists {name}, which is no edit of this torch's source"
+
+
+def _other_version(name: str) -> bool:
+    return "@" not in name
+
+
+# -- edits -----------------------------------------------------------------------------------------------------------
+
+
+def _try_edits(backend: Backend, only: str) -> Iterable[Outcome]:
+    source = scaler_edits.installed_source()
+    listed = equivalents()
+    items = suite.collect(backends=[backend], families=["scaler"])
+    _require_health(items)
+    kills: collections.Counter[str] = collections.Counter()
+    for edit in scaler_edits.edits(source):
+        if only not in edit.id:
+            continue
+        # What has killed most so far is tried first.
+        items.sort(key=lambda item: -kills[item.id])
+        fate, by = _in_child(lambda edit=edit: _hunt(source, edit, items))  # type: ignore[misc]
+        if fate is Fate.KILLED:
+            kills[by] += 1
+        elif fate is Fate.SURVIVED and edit.id in listed:
+            fate, by = Fate.EQUIVALENT, listed[edit.id]
+        yield Outcome(
+            kind="edits", id=edit.id, fault=f"line {edit.line}: {edit.before} -> {edit.after}", fate=fate, by=by
+        )
+
+
+def _require_health(items: Sequence[suite.Item]) -> None:
+    """All items must hold on the scaler as it is. It also makes torch import here what each child would import anew."""
+    for item in items:
+        result = item.run()
+        if result.status not in {Status.PASSED, Status.KNOWN_DEFECT}:
+            message = f"the self-test needs a healthy scaler to start from, but {result.describe()}"
+            raise SuiteError(message)
+
+
+def _hunt(source: str, edit: Edit, items: Sequence[suite.Item]) -> tuple[Fate, str]:
+    """Run the checks on the edited scaler until one fails."""
+    try:
+        module = scaler_edits.load(scaler_edits.edited(source, edit))
+    except Exception as error:  # noqa: BLE001 - whatever the import raises
+        return Fate.NOT_IMPORTED, f"{type(error).__name__}: {error}"
+    for item in items:
+        faulty = dataclasses.replace(item.backend, grad_scaler=module.GradScaler)
+        result = known_defects.judge(core.measure(item.check, item.case, faulty))
+        if kills(result):
+            return Fate.KILLED, item.id
+    return Fate.SURVIVED, ""
+
+
+def kills(result: Result) -> bool:
+    """Whether a result kills a faulty scaler: it failed, by a measurement and not by a crash alone."""
+    return result.status is Status.FAILED and any(not planting.is_crash(finding) for finding in result.failures)
+
+
+def _in_child(work: Callable[[], tuple[Fate, str]]) -> tuple[Fate, str]:
+    """Run ``work`` in a fork of this process, which an edit can neither spoil nor stop."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; torch runs on one here, and the child starts none.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _answer(work, reading, writing)
+    os.close(writing)
+    try:
+        answer = _await(reading)
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if answer is None:
+        return Fate.TIMED_OUT, f"no answer in {SECONDS:g} s"
+    if not answer:
+        return Fate.SURVIVED, "the child ended without an answer"
+    told: Mapping[str, str] = json.loads(answer)
+    return Fate(told["fate"]), told["by"]
+
+
+def _answer(work: Callable[[], tuple[Fate, str]], reading: int, writing: int) -> None:
+    """The child's whole life."""
+    status = 1
+    try:
+        os.close(reading)
+        with open(os.devnull, "w", encoding="utf-8") as sink:  # noqa: PTH123
+            os.dup2(sink.fileno(), 1)
+            fate, by = work()
+        os.write(writing, json.dumps({"fate": fate, "by": by}).encode())
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may escape into the parent's code
+        traceback.print_exc(file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def _await(reading: int) -> str | None:
+    """All that the child writes; None where it does not end in time."""
+    chunks = []
+    deadline = time.monotonic() + SECONDS
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        chunk = os.read(reading, 65536)
+        if not chunk:
+            return b"".join(chunks).decode()
+        chunks.append(chunk)
+
+
+# -- hand-written faults and kernels ---------------------------------------------------------------------------------
+
+
+def _try_mutants(backend: Backend, only: str) -> Iterable[Outcome]:
+    for mutant in planting.mutants("scaler"):
+        if only in mutant.id and mutant.applies(backend) and planting.case_of(mutant).runs_on(backend):
+            caught = [name for name, result in planting.killers(mutant, backend).items() if kills(result)]
+            missed = sorted(set(mutant.killed_by) ^ set(caught))
+            yield Outcome(
+                kind="kernels" if mutant.id.startswith("kernel-") else "hand-written",
+                id=mutant.id,
+                fault=mutant.fault,
+                fate=Fate.SURVIVED if missed else Fate.KILLED,
+                by=f"expected and caught differ in {', '.join(missed)}" if missed else ", ".join(caught),
+            )
