@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from amp_checks import __version__, backends, suite
 from amp_checks.core import SuiteError, UsageError
+from amp_checks.report import FORMATS
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks")
     run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
     run.add_argument("--json", metavar="FILE", help="write the results there ('-': standard output)")
+    run.add_argument("--report-dir", metavar="DIR", help="write every report format into that folder")
     run.add_argument("-n", "--workers", metavar="N", help="parallel workers, a number or auto (needs pytest-xdist)")
     run.add_argument("-k", metavar="EXPRESSION", help="only items whose id matches, as in pytest")
     run.add_argument("-m", metavar="MARKERS", help="only items so marked (cuda, cpu, emulated), as in pytest")
@@ -60,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     selftest.add_argument("--backend", action="append", default=[], metavar="ID")
     selftest.add_argument("--json", metavar="FILE")
     selftest.set_defaults(function=_selftest)
+
+    report = commands.add_parser("report", help="any report format, from the results of one run or of several parts")
+    report.add_argument("files", nargs="+", metavar="FILE", help="results written by --json")
+    report.add_argument("--format", default="markdown", choices=sorted(FORMATS), help="default: markdown")
+    report.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
+    report.set_defaults(function=_report)
 
     env = commands.add_parser("env", help="torch, devices, driver, and which backends can run")
     env.add_argument("--json", metavar="FILE")
@@ -108,6 +116,7 @@ def _run(args: argparse.Namespace) -> int:
     for name in [name for name in os.environ if name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")]:
         del os.environ[name]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command += ["--amp-report-dir", str(Path(args.report_dir).resolve())] if args.report_dir else []
     if args.json == "-":
         return _with_json_on_stdout(command)
     command += ["--amp-json", str(Path(args.json).resolve())] if args.json else []
@@ -144,6 +153,19 @@ def _selftest(args: argparse.Namespace) -> int:
     from amp_checks import selftest
 
     return selftest.main(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    """Make a report from results written earlier; several files are the parts of one run."""
+    from amp_checks.report import json_format
+
+    content = json_format.merge([json_format.read(Path(name)) for name in args.files])
+    text = FORMATS[args.format].render(content)
+    if args.output:
+        json_format.write_text(Path(args.output), text)
+    else:
+        sys.stdout.write(text)
+    return 0
 
 
 def _env(args: argparse.Namespace) -> int:

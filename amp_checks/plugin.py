@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--amp-require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks"
     )
     group.addoption("--amp-json", metavar="FILE", help="write the results there ('-': standard output)")
+    group.addoption("--amp-report-dir", metavar="DIR", help="write every report format into that folder")
     group.addoption("--amp-expect-torch", metavar="VERSION", help="fail unless torch is of this version")
 
 
@@ -61,7 +62,7 @@ class Hooks:
         given = self.config.option
         options = (
             *(given.amp_backend, given.amp_family, given.amp_item, given.amp_full),
-            *(given.amp_require_cuda, given.amp_json, given.amp_expect_torch),
+            *(given.amp_require_cuda, given.amp_json, given.amp_report_dir, given.amp_expect_torch),
         )
         return any(options) or any(map(self._is_our_suite, self.config.args))
 

@@ -18,7 +18,8 @@ import pytest
 
 from amp_checks import backends, devices, environment, suite
 from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
-from amp_checks.report import json_format, summary, terminal
+from amp_checks.report import FORMATS, github, json_format, summary, terminal
+from amp_checks.report.stream import Stream
 
 OUR_ERRORS = {"wrong": 1, "broken": 3, "gate": 4}
 
@@ -35,6 +36,8 @@ class Session:
         self.others_failed = False
         self.aborted = False
         self.errors: list[str] = []
+        folder: str | None = config.option.amp_report_dir
+        self.stream = Stream(config.invocation_params.dir / folder if folder and not self.is_worker else None)
 
     # -- what was asked ------------------------------------------------------------------------------------------------
 
@@ -178,6 +181,10 @@ class Session:
         for entry in entries:
             result = json_format.result_from_json(entry)
             self.results[result.id] = result
+            try:
+                self.stream.write(entry)
+            except SuiteError as error:  # told once, and again should the whole report fail; the items go on
+                self.errors.append(str(error))
         if report.failed and not entries:
             self.others_failed = True
 
@@ -199,7 +206,7 @@ class Session:
         session.exitstatus = self._exit_status(ended)
         try:
             self._write(complete=complete)
-        except SuiteError as error:
+        except (SuiteError, OSError) as error:
             self.errors.append(str(error))
             session.exitstatus = OUR_ERRORS["broken"]
 
@@ -245,12 +252,14 @@ class Session:
         return ended
 
     def _write(self, *, complete: bool) -> None:
+        """Write what was asked for: the JSON file, the report folder, and GitHub's own places where it runs us."""
         target: str | None = self.config.option.amp_json
-        if not target:
+        folder: str | None = self.config.option.amp_report_dir
+        step_summary = os.environ.get("GITHUB_STEP_SUMMARY") if self.asked else None
+        if not (target or folder or step_summary):
             return
-        results = list(self.results.values())
         content = json_format.document(
-            results,
+            self.results.values(),
             environment=self.environment,
             selection={
                 "backends": [backend.id for backend in self.backends],
@@ -259,13 +268,20 @@ class Session:
                 "items": list(self.config.option.amp_item),
                 "require_cuda": self.require_cuda,
             },
-            summary=summary.summarise(results),
             complete=complete,
         )
+        start = self.config.invocation_params.dir
         if target == "-":
             sys.stdout.write(json_format.dumps(content))
-        else:
-            json_format.write(self.config.invocation_params.dir / target, content)
+        elif target:
+            json_format.write(start / target, content)
+        if folder:
+            for kind in FORMATS.values():
+                json_format.write_text(start / folder / kind.file, kind.render(content))
+            self.stream.drop()
+        if step_summary:
+            with Path(step_summary).open("a", encoding="utf-8") as file:
+                file.write(FORMATS["markdown"].render(content))
 
     def write_summary(self, reporter: pytest.TerminalReporter) -> None:
         """Print the verdict, and what kept the run from one."""
@@ -280,6 +296,9 @@ class Session:
             cuda = [name for name in self.collected if _on_cuda(_backend_of(name))]
             ran = [result for result in results if result.status in summary.RAN and _on_cuda(result.backend)]
             reporter.write_line(f"ran {len(ran)} of {len(cuda)} CUDA items")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in github.annotations(results):
+                reporter.write_line(line)
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)
 

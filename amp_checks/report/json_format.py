@@ -6,7 +6,7 @@ The document (``schema`` names it, ``version`` its layout)::
      "complete": true,                  false where the run was interrupted or a worker was lost
      "environment": {...},              as `amp-checks env --json -`
      "selection": {"backends": [...], "families": [...], "full": false, "require_cuda": false},
-     "summary": {...},                  as `amp_checks.report.summary`
+     "summary": {...},                  as `amp_checks.report.summary.summarise`
      "results": [{"id", "check", "case", "family", "backend", "emulated", "numerics", "status", "message", "detail",
                   "findings": [{"subject", "actual", "expected", "ratio", "threshold", "why"}, ...]}, ...],
      "seconds": {id: wall seconds}}
@@ -23,11 +23,12 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from amp_checks.core import Finding, Result, Status, SuiteError
+from amp_checks.report import summary
 
 SCHEMA = "amp_checks/results"
 VERSION = 1
@@ -83,10 +84,9 @@ def document(
     *,
     environment: dict[str, Any],
     selection: dict[str, Any],
-    summary: dict[str, Any],
     complete: bool,
 ) -> dict[str, Any]:
-    """The whole document, sorted by id."""
+    """The whole document, sorted by id, with its summary."""
     ordered = sorted(results, key=lambda result: result.id)
     entries = [result_to_json(result) for result in ordered]
     seconds = {entry["id"]: round(entry.pop("seconds"), 4) for entry in entries}
@@ -96,10 +96,58 @@ def document(
         "complete": complete,
         "environment": environment,
         "selection": selection,
-        "summary": summary,
+        "summary": summary.summarise(ordered),
         "results": entries,
         "seconds": seconds,
     }
+
+
+def render(content: dict[str, Any]) -> str:
+    """The JSON format itself, as `amp_checks.report.FORMATS` calls it."""
+    return dumps(content)
+
+
+def results_of(content: dict[str, Any]) -> list[Result]:
+    """The results in a document, each with its time.
+
+    Raises:
+        SuiteError: a result is malformed.
+    """
+    seconds = content.get("seconds", {})
+    return [result_from_json({**entry, "seconds": seconds.get(entry["id"], 0.0)}) for entry in content["results"]]
+
+
+def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs (shards, devices) as one document.
+
+    Complete only if every part is. The environment is the first part's; where another part's differs, its differing
+    values stand in ``environments``, part by part.
+
+    Raises:
+        SuiteError: two parts hold different verdicts on the same item: they are no parts of one run; compare them
+            instead.
+    """
+    if len(contents) == 1:
+        return contents[0]
+    merged: dict[str, Result] = {}
+    for content in contents:
+        for result in results_of(content):
+            other = merged.setdefault(result.id, result)
+            if dataclasses.replace(other, seconds=result.seconds) != result:
+                raise SuiteError(f"two of the files hold different results for {result.id}: nothing to merge")
+    results = list(merged.values())
+    first = contents[0]["environment"]
+    whole = document(
+        results,
+        environment=first,
+        selection=contents[0]["selection"],
+        complete=all(content["complete"] for content in contents),
+    )
+    whole["environments"] = [
+        {name: value for name, value in content["environment"].items() if first.get(name) != value}
+        for content in contents
+    ]
+    return whole
 
 
 def dumps(content: dict[str, Any]) -> str:
@@ -113,6 +161,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
     Raises:
         SuiteError: it cannot be written (no folder, no space, no permission).
     """
+    write_text(path, dumps(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `write`, for the text of any format."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +173,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
             "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
         ) as file:
             temporary = file.name
-            file.write(dumps(content))
+            file.write(text)
         Path(temporary).replace(path)
     except OSError as error:
         if temporary is not None:

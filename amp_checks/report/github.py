@@ -1,0 +1,31 @@
+"""Failures as GitHub annotations: lines that its runner turns into notes on the pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from amp_checks.core import Result, Status
+
+MOST = 10
+"""GitHub shows no more than ten of a kind for a step."""
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def annotations(results: Iterable[Result]) -> list[str]:
+    """One ``::error`` for each failed or broken item, up to `MOST`, and one that counts the rest."""
+    bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
+    told = [
+        f"::error title={_escape_property(f'amp_checks: {result.id}')}::"
+        f"{_escape(result.describe())}%0Arun it again: amp-checks run --item {_escape(result.id)}"
+        for result in bad[: MOST - 1 if len(bad) > MOST else MOST]
+    ]
+    if len(bad) > len(told):
+        told.append(f"::error title=amp_checks::{len(bad) - len(told)} more items failed; see the report")
+    return told

@@ -1,0 +1,83 @@
+"""Results as Markdown, for a pull request or ``$GITHUB_STEP_SUMMARY``: the verdict first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amp_checks.core import Result, Status
+from amp_checks.limits import EMULATION
+from amp_checks.report import json_format, summary
+
+SLOWEST = 5
+MOST_FAILURES = 50
+
+
+def render(content: dict[str, Any]) -> str:
+    """The document as Markdown."""
+    results = json_format.results_of(content)
+    found = content["summary"]
+    told = [f"## amp_checks: {summary.verdict(results)}", ""]
+    if not content["complete"]:
+        told += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
+    told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(content)}", ""]
+    told += _table(results)
+    told += _failures([result for result in results if result.status in (Status.FAILED, Status.ERROR)])
+    told += _known([result for result in results if result.status is Status.KNOWN_DEFECT])
+    if found["emulated"]:
+        told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
+    told += _slowest(results)
+    return "\n".join(told)
+
+
+def _environment(content: dict[str, Any]) -> str:
+    found = content["environment"]
+    devices = ", ".join(device["name"] for device in found["devices"]) or "no CUDA device"
+    return f"torch {found['torch']}, {devices}, driver {found['driver'] or 'none'}."
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    """Real CUDA, the CPU and emulation in separate columns; a family without a run says so."""
+    kinds = {"CUDA": "cuda-", "CPU": "cpu-", "emulated": "emulated-"}
+    told = [f"| family | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    for family in sorted({result.family for result in results}):
+        cells = []
+        for prefix in kinds.values():
+            mine = [one for one in results if one.family == family and one.backend.startswith(prefix)]
+            counts = {name: number for name, number in summary.count(mine).items() if number}
+            cells.append(", ".join(f"{number} {name}" for name, number in counts.items()) or "not run")
+        told.append(f"| {family} | {' | '.join(cells)} |")
+    return [*told, ""]
+
+
+def _failures(bad: Sequence[Result]) -> list[str]:
+    if not bad:
+        return []
+    told = ["### Failures", ""]
+    for result in bad[:MOST_FAILURES]:
+        told += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
+        told += [f"Run it again: `amp-checks run --item {result.id}`", ""]
+    if len(bad) > MOST_FAILURES:
+        told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
+    return told
+
+
+def _known(known: Sequence[Result]) -> list[str]:
+    if not known:
+        return []
+    reasons: dict[str, int] = {}
+    for result in known:
+        reason = result.message.partition(": ")[2]
+        reasons[reason] = reasons.get(reason, 0) + 1
+    rows = [f"| {_cell(reason)} | {number} |" for reason, number in sorted(reasons.items())]
+    return ["### Known defects that showed", "", "| defect | items |", "|---|---|", *rows, ""]
+
+
+def _slowest(results: Sequence[Result]) -> list[str]:
+    slow = sorted(results, key=lambda result: -result.seconds)[:SLOWEST]
+    rows = [f"| `{result.id}` | {result.seconds:.1f} |" for result in slow]
+    return ["### Slowest items", "", "| item | seconds |", "|---|---|", *rows, ""] if rows else []

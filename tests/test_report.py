@@ -1,0 +1,201 @@
+"""Report formats: what they say, and that what they write can be read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: F401 - loaded here once, it is not loaded again by every run inside this process
+from stubs import StubCase
+
+from amp_checks import cli
+from amp_checks.core import Finding, Result, Status, SuiteError, exact
+from amp_checks.report import FORMATS, github, json_format
+from amp_checks.report.stream import FILE
+
+ENVIRONMENT = {"torch": "2.13.0", "torch_cuda": None, "devices": [], "driver": None, "python": "3.11.7"}
+
+
+def result(case: str, status: Status, *findings: Finding, **changed: Any) -> Result:
+    fields: dict[str, Any] = {
+        "check": "check_output_dtype",
+        "case": case,
+        "family": "ops",
+        "backend": "emulated-cuda-float16",
+        "emulated": True,
+        "status": status,
+        "findings": findings,
+    }
+    return Result(**(fields | changed))
+
+
+WRONG = exact("output", actual="float32 <&> \x00 | pipe", expected="float16", why="rule\nof mm")
+NAN = Finding(subject="error", actual=math.nan, expected=0.0, ratio=math.nan, threshold=1.0, why="unit")
+RESULTS = [
+    result("mm", Status.PASSED, exact("output", actual="float16", expected="float16", why="rule")),
+    result("addmm", Status.FAILED, WRONG, NAN),
+    result("bmm", Status.ERROR, message="the check itself raised KeyError", detail="Traceback"),
+    result("exp", Status.KNOWN_DEFECT, WRONG, message="exp-defect: exp is wrong"),
+    result("stream", Status.NOT_EMULATED, message="torch.cuda.Stream cannot be emulated"),
+    result("mm", Status.UNAVAILABLE, backend="cuda-float16", emulated=False, message="no device"),
+]
+
+
+def document(results: Sequence[Result] = RESULTS, *, complete: bool = True) -> dict[str, Any]:
+    return json_format.document(results, environment=ENVIRONMENT, selection={}, complete=complete)
+
+
+def test_json_is_strict_sorted_and_reads_back() -> None:
+    text = json_format.dumps(document())
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [entry["id"] for entry in content["results"]] == sorted(one.id for one in RESULTS)
+    back = {one.id: one for one in json_format.results_of(content)}
+    assert back[RESULTS[0].id] == RESULTS[0]
+    assert back[RESULTS[1].id].findings[0] == WRONG
+    assert math.isnan(back[RESULTS[1].id].findings[1].ratio)
+    assert back[RESULTS[1].id].findings[0].ratio == math.inf
+
+
+def test_only_jsons_own_types_travel_between_processes() -> None:
+    encoded = json_format.result_to_json(RESULTS[1])
+    assert type(encoded["status"]) is str
+    assert encoded["findings"][0]["ratio"] == "inf"
+    assert encoded["findings"][1]["actual"] == "nan"
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": "fine"}, {"findings": [{"subject": "x"}]}, {"findings": None}, {"no_such": 1, "check": None}]
+)
+def test_a_malformed_result_gives_one_message(change: dict[str, Any]) -> None:
+    entry = json_format.result_to_json(RESULTS[0]) | change
+    if "no_such" in change:
+        del entry["case"]
+    with pytest.raises(SuiteError, match="malformed result"):
+        json_format.result_from_json(entry)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "amp_checks/results", "version": 99}'])
+def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text, encoding="utf-8")
+    assert cli.entry(["report", str(file)]) == 3
+    assert capsys.readouterr().err.startswith(f"amp-checks: error: {file} ")
+
+
+def test_junit_counts_each_status_and_holds_the_measured_error() -> None:
+    root = ET.fromstring(FORMATS["junit"].render(document()))
+    suites = {suite.get("name"): suite for suite in root}
+    emulated = suites["emulated-cuda-float16"]
+    assert {name: emulated.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "5",
+        "failures": "1",
+        "errors": "1",
+        "skipped": "2",
+    }
+    assert suites["cuda-float16"].get("skipped") == "1"
+    failed = next(case for case in emulated.iter("testcase") if case.get("name") == "check_output_dtype-addmm")
+    properties = {one.get("name"): one.get("value") for one in failed.iter("property")}
+    assert properties["id"] == "check_output_dtype-addmm-emulated-cuda-float16"
+    assert properties["emulated"] == "true"
+    assert properties["threshold"] == "1.0"
+    failure = failed.find("failure")
+    assert failure is not None
+    assert "float32 <&> \\u0000 | pipe" in (failure.text or "")
+
+
+def test_markdown_gives_the_verdict_first_and_keeps_emulated_apart() -> None:
+    lines = FORMATS["markdown"].render(document(complete=False)).splitlines()
+    assert lines[0] == "## amp_checks: AMP IS WRONG: 1 of 3 checks failed on emulated-cuda-float16 (emulated)"
+    assert "**Incomplete**" in lines[2]
+    table = next(line for line in lines if line.startswith("| ops |"))
+    assert table == "| ops | 1 unavailable | not run | 1 passed, 1 failed, 1 known defect, 1 error, 1 not emulated |"
+    assert "Run it again: `amp-checks run --item check_output_dtype-addmm-emulated-cuda-float16`" in lines
+    assert "### What emulated results do not say" in lines
+    assert "| exp is wrong | 1 |" in lines
+
+
+def test_annotations_escape_what_github_would_read_as_its_own() -> None:
+    told = github.annotations(RESULTS)
+    assert len(told) == 2
+    assert told[0].startswith("::error title=amp_checks%3A check_output_dtype-addmm-emulated-cuda-float16::")
+    assert "\n" not in told[0]
+    many = [result(f"op{n}", Status.FAILED, WRONG) for n in range(30)]
+    assert len(github.annotations(many)) == github.MOST
+    assert "21 more items failed" in github.annotations(many)[-1]
+
+
+def test_parts_of_a_run_merge_into_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for number, part in enumerate((RESULTS[:3], RESULTS[2:])):
+        files.append(tmp_path / f"{number}.json")
+        json_format.write(files[-1], document(part, complete=number == 0))
+    assert cli.entry(["report", *map(str, files), "--format", "json"]) == 0
+    merged = json.loads(capsys.readouterr().out)
+    assert merged["results"] == json.loads(json_format.dumps(document()))["results"]
+    assert merged["summary"] == json.loads(json_format.dumps(document()))["summary"]
+    assert merged["complete"] is False
+
+
+def test_parts_that_contradict_each_other_do_not_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for number, status in enumerate((Status.PASSED, Status.FAILED)):
+        files.append(tmp_path / f"{number}.json")
+        json_format.write(files[-1], document([result("mm", status, WRONG)]))
+    assert cli.entry(["report", *map(str, files)]) == 3
+    assert "different results for check_output_dtype-mm-emulated-cuda-float16" in capsys.readouterr().err
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    fixed = ("-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-backend", "cpu-float16")
+    return pytester.runpytest_inprocess(*fixed, *arguments, no_reraise_ctrlc=True)
+
+
+def test_a_report_folder_holds_every_format(
+    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_summary = pytester.path / "step.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step_summary))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    stub_suite([StubCase(id="one"), StubCase(id="wrong", does="fail")])
+    done = run(pytester, "--amp-report-dir", "report")
+    assert done.ret == 1
+    folder = pytester.path / "report"
+    assert {file.name for file in folder.iterdir()} == {kind.file for kind in FORMATS.values()}
+    assert ET.parse(folder / "junit.xml").getroot().find("testsuite/[@failures='1']") is not None
+    assert step_summary.read_text(encoding="utf-8") == (folder / "summary.md").read_text(encoding="utf-8")
+    done.stdout.fnmatch_lines(["::error title=amp_checks%3A check_stub-wrong-cpu-float16::*"])
+
+
+def test_results_are_on_disk_before_the_next_item_starts(
+    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from amp_checks.session import Session
+
+    stub_suite([StubCase(id="one"), StubCase(id="two")])
+    monkeypatch.setattr(Session, "finish", lambda self, session: None)  # as if the run were killed before its end
+    run(pytester, "--amp-report-dir", "report")
+    lines = (pytester.path / "report" / FILE).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["check_stub-one-cpu-float16", "check_stub-two-cpu-float16"]
+
+
+def test_an_interrupted_run_leaves_a_report_marked_incomplete(
+    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
+) -> None:
+    stub_suite([StubCase(id="one"), StubCase(id="stop", does="interrupt")])
+    assert run(pytester, "--amp-report-dir", "report").ret == 2
+    assert "**Incomplete**" in (pytester.path / "report" / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_report_folder_that_cannot_be_written_is_an_error(
+    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
+) -> None:
+    stub_suite([StubCase(id="one"), StubCase(id="two")])
+    (pytester.path / "taken").write_text("a file where a folder should be", encoding="utf-8")
+    done = run(pytester, "--amp-report-dir", "taken")
+    assert done.ret == 3
+    done.stdout.fnmatch_lines(["amp-checks: error: the report *taken* cannot be written: *", "*2 passed*"])
