@@ -27,7 +27,7 @@ _HOME = {
     "parametrize_with_checks": "suite",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are strings, of one table
 
 
 def __getattr__(name: str) -> Any:

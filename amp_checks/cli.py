@@ -89,38 +89,54 @@ def _run(args: argparse.Namespace) -> int:
     command = [
         *("-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"),
         *("-p", "amp_checks.plugin", str(CONFORMANCE / "suite.amp")),
-        *(part for name in args.backend for part in ("--amp-backend", name)),
-        *(part for name in args.family for part in ("--amp-family", name)),
-        *(part for name in args.item for part in ("--amp-item", name)),
+        *_selection(args),
+        *_workers(args),
     ]
-    has_xdist = importlib.util.find_spec("xdist") is not None
-    if args.require_cuda and args.workers is None and has_xdist and not args.collect_only:
-        args.workers = "auto"  # a crash in one item must not take the report with it
-    if args.workers and args.workers != "0":
-        if not has_xdist:
-            raise UsageError("-n needs pytest-xdist: pip install 'amp-checks[xdist]'")
-        if args.workers not in ("auto", "logical") and not args.workers.isdecimal():
-            raise UsageError(f"-n takes a number or auto, not {args.workers!r}")
-        command += ["-p", "xdist.plugin", "-n", args.workers, "--dist", "worksteal"]
-    for option, given in (
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if args.json == "-":
+        return _with_json_on_stdout(command)
+    command += ["--amp-json", str(Path(args.json).resolve())] if args.json else []
+    return int(pytest.main(command))
+
+
+def _selection(args: argparse.Namespace) -> list[str]:
+    """What to run, as options of the plugin and of pytest."""
+    switches = (
         ("--amp-full", args.full),
         ("--amp-require-cuda", args.require_cuda),
         ("-x", args.exitfirst),
         ("--collect-only", args.collect_only),
         ("-q", args.collect_only),
         ("-v", args.verbose),
-    ):
-        command += [option] if given else []
-    for option, value in (("--amp-expect-torch", args.expect_torch), ("-k", args.k), ("-m", args.m)):
-        command += [option, value] if value is not None else []
-    for name in [name for name in os.environ if name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")]:
-        del os.environ[name]
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command += ["--amp-report-dir", str(Path(args.report_dir).resolve())] if args.report_dir else []
-    if args.json == "-":
-        return _with_json_on_stdout(command)
-    command += ["--amp-json", str(Path(args.json).resolve())] if args.json else []
-    return int(pytest.main(command))
+    )
+    values = (
+        *(("--amp-backend", name) for name in args.backend),
+        *(("--amp-family", name) for name in args.family),
+        *(("--amp-item", name) for name in args.item),
+        ("--amp-expect-torch", args.expect_torch),
+        ("--amp-report-dir", str(Path(args.report_dir).resolve()) if args.report_dir else None),
+        ("-k", args.k),
+        ("-m", args.m),
+    )
+    given = [option for option, wanted in switches if wanted]
+    return [*given, *(part for option, value in values if value is not None for part in (option, value))]
+
+
+def _workers(args: argparse.Namespace) -> list[str]:
+    """Parallel workers, as options of pytest-xdist."""
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    number = args.workers
+    if args.require_cuda and number is None and has_xdist and not args.collect_only:
+        number = "auto"  # a crash in one item must not take the report with it
+    if number in (None, "0"):
+        return []
+    if not has_xdist:
+        raise UsageError("-n needs pytest-xdist: pip install 'amp-checks[xdist]'")
+    if number not in ("auto", "logical") and not number.isdecimal():
+        raise UsageError(f"-n takes a number or auto, not {number!r}")
+    return ["-p", "xdist.plugin", "-n", number, "--dist", "worksteal"]
 
 
 def _with_json_on_stdout(command: list[str]) -> int:

@@ -73,7 +73,7 @@ RAISED = "the code under test raised"
 """The ``why`` of a finding that stands for an exception."""
 
 
-class Raised(Exception):  # noqa: N818 - not an error of ours: it carries one from the code under test
+class Raised(Exception):
     """The code under test raised. A check catches it where an exception is what it expects."""
 
     def __init__(self, subject: str, error: BaseException) -> None:
@@ -98,7 +98,7 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
-def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: D417
     """Run code under test, and nothing else, through here.
 
     Args:
@@ -181,8 +181,8 @@ class Autocast(Protocol):
         self,
         device_type: str,
         dtype: torch.dtype | None = None,
-        enabled: bool = True,  # noqa: FBT001, FBT002 - torch's own signature
-        cache_enabled: bool | None = None,  # noqa: FBT001
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
     ) -> AbstractContextManager[Any]: ...
 
 

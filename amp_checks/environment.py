@@ -100,12 +100,12 @@ def lines(found: Environment) -> list[str]:
     devices = [f"{device['name']} (capability {device['capability']})" for device in found["devices"]]
     switches = ", ".join(f"{name}={value}" for name, value in found["switches"].items())
     build = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else f"HIP {found['torch_hip']}"
+    torch_build = build if found["torch_cuda"] or found["torch_hip"] else "built without CUDA"
+    hardware = "; ".join(devices) or "no CUDA device"
     return [
         f"amp_checks {found['amp_checks']}, python {found['python']}, numpy {found['numpy']}, {found['platform']}",
-        f"torch {found['torch']} ({build if found['torch_cuda'] or found['torch_hip'] else 'built without CUDA'}) "
-        f"from {found['torch_path']}",
-        f"devices: {'; '.join(devices) or 'no CUDA device'}; driver {found['driver'] or 'none'}; "
-        f"CPU capability {found['cpu_capability']}",
+        f"torch {found['torch']} ({torch_build}) from {found['torch_path']}",
+        f"devices: {hardware}; driver {found['driver'] or 'none'}; CPU capability {found['cpu_capability']}",
         f"switches: {switches}",
         f"threads: {found['threads']} a worker (machine: {found['threads_of_machine']}); seeds: {found['seeds']}",
     ]
@@ -116,8 +116,8 @@ def backend_lines(found: Environment) -> list[str]:
     width = max(map(len, found["backends"]))
     told = []
     for name, reason in found["backends"].items():
-        kind = "available, emulated: the device's rules, this CPU's kernels" if name.startswith("emulated-") else "available"
-        told.append(f"{name:<{width}}  {kind if reason is None else f'not available: {reason}'}")
+        kind = ", emulated: the device's rules, this CPU's kernels" if name.startswith("emulated-") else ""
+        told.append(f"{name:<{width}}  {f'available{kind}' if reason is None else f'not available: {reason}'}")
     return told
 
 

@@ -1,8 +1,8 @@
 """Known defects: ways in which a released torch, or a recipe kept as a warning, departs from what it promises.
 
-An entry of ``fixtures/known_defects/<family>.json`` is an expected failure: a check, a case, backends, a torch version range,
-the very findings it expects, a reason and a link. It is strict in both directions: an expected failure that passes is
-a failure, a finding that it does not name is a failure, and an entry that no item matches is an error.
+An entry of ``fixtures/known_defects/<family>.json`` is an expected failure: a check, a case, backends, a range of torch
+versions, the very findings it expects, a reason and a link. It is strict in both directions: an expected failure that
+passes is a failure, a finding that it does not name is a failure, and an entry that no item matches is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Expected:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """One entry. ``backends`` are shell patterns on backend ids; ``torch`` is a version specifier; link may be empty."""
+    """One entry. ``backends`` are shell patterns on ids; ``torch`` is a version specifier; ``link`` may be empty."""
 
     id: str
     check: str

@@ -33,7 +33,7 @@ class Mutant:
         id: unique over all families: ``autocast-ignored``, ``rule-removed-mm``.
         family: the family whose check must catch it.
         fault: what is broken, in one clause that completes "planted: ...".
-        plant: enters the fault around a run; gives the backend to run with (the same one where the fault lies elsewhere).
+        plant: enters the fault around a run; gives the backend to run with (unchanged where the fault lies elsewhere).
         case: id of the case to run under the fault.
         killed_by: names of ALL checks that fail on that case under the fault; more than one only where the fault breaks
             more than one property by nature.

@@ -297,7 +297,7 @@ class Session:
             ran = [result for result in results if result.status in summary.RAN and _on_cuda(result.backend)]
             reporter.write_line(f"ran {len(ran)} of {len(cuda)} CUDA items")
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in github.annotations(results):
+            for line in github.annotate(results):
                 reporter.write_line(line)
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)

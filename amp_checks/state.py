@@ -5,6 +5,7 @@ Each row of `_SWITCHES` names one piece of state with how to read and how to wri
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +22,12 @@ def _autocast_switches() -> dict[str, _Switch]:
     switches: dict[str, _Switch] = {}
     for device in AUTOCAST_DEVICES:
         switches[f"autocast enabled for {device}"] = (
-            lambda device=device: torch.is_autocast_enabled(device),
-            lambda value, device=device: torch.set_autocast_enabled(device, value),
+            functools.partial(torch.is_autocast_enabled, device),
+            functools.partial(torch.set_autocast_enabled, device),
         )
         switches[f"autocast dtype for {device}"] = (
-            lambda device=device: torch.get_autocast_dtype(device),
-            lambda value, device=device: torch.set_autocast_dtype(device, value),
+            functools.partial(torch.get_autocast_dtype, device),
+            functools.partial(torch.set_autocast_dtype, device),
         )
     return switches
 
@@ -48,6 +49,11 @@ def _cuda_rng() -> Any:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
 
+def _set_cuda_rng(value: Any) -> None:
+    if value is not None:
+        torch.cuda.set_rng_state_all(value)
+
+
 _SWITCHES: dict[str, _Switch] = {
     **_autocast_switches(),
     "autocast nesting depth": (_get_nesting, _set_nesting),
@@ -56,7 +62,7 @@ _SWITCHES: dict[str, _Switch] = {
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "CPU random state": (torch.get_rng_state, torch.set_rng_state),
-    "CUDA random state": (_cuda_rng, lambda value: value is not None and torch.cuda.set_rng_state_all(value)),
+    "CUDA random state": (_cuda_rng, _set_cuda_rng),
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "TF32 in cuDNN": (
         lambda: torch.backends.cudnn.allow_tf32,

@@ -93,7 +93,7 @@ class CheckFailed(AssertionError):
     """A check failed; the text is the result's description."""
 
 
-class CheckBroken(Exception):  # noqa: N818 - says what broke: the suite, not AMP
+class CheckBroken(Exception):
     """The suite itself failed on an item; the text is the result's description."""
 
 
@@ -143,9 +143,7 @@ def check_family_can_be_listed(case: _BrokenFamily, _: Backend) -> Iterator[Find
     raise SuiteError(f"family {case.family}: {case.reason}")
 
 
-def collect_or_explain(
-    *, backends: Sequence[Backend], families: Sequence[str] = (), full: bool = False
-) -> list[Item]:
+def collect_or_explain(*, backends: Sequence[Backend], families: Sequence[str] = (), full: bool = False) -> list[Item]:
     """As `collect`, but a family whose tables cannot be loaded becomes one item that is an error and says why."""
     items: list[Item] = []
     for family in families or FAMILIES:

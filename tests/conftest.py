@@ -22,7 +22,7 @@ def stub_suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[StubCase]]
         def checks_for(_: StubCase) -> Iterator[core.Check]:
             yield check_stub
 
-        modules = {"cases": {"CASES": tuple(cases)}, "checks": {"checks_for": checks_for}}
+        modules: dict[str, dict[str, object]] = {"cases": {"CASES": tuple(cases)}, "checks": {"checks_for": checks_for}}
         for package, content in modules.items():
             module = types.ModuleType(f"amp_checks.{package}.stub")
             vars(module).update(content)

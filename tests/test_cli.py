@@ -73,7 +73,15 @@ def test_env_says_what_there_is_and_why_a_backend_is_missing() -> None:
 
 def test_env_as_json_is_json_alone() -> None:
     done = amp_checks("env", "--json", "-")
-    assert set(json.loads(done.stdout)) >= {"torch", "torch_path", "devices", "driver", "switches", "threads", "backends"}
+    assert set(json.loads(done.stdout)) >= {
+        "torch",
+        "torch_path",
+        "devices",
+        "driver",
+        "switches",
+        "threads",
+        "backends",
+    }
 
 
 def test_the_gate_without_cuda_names_it() -> None:
@@ -99,7 +107,9 @@ def hostile_repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_folder_it_is_called_in_has_no_say(hostile_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_folder_it_is_called_in_has_no_say(
+    hostile_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     selection = ("run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW)
     script = Path(sys.executable).with_name("amp-checks")
     here, there = tmp_path_factory.mktemp("here"), hostile_repository
@@ -156,5 +166,7 @@ def test_pyargs_runs_the_same_items_from_a_users_repository(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    done = amp_checks("run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW, "--json", "run.json", cwd=tmp_path)
+    done = amp_checks(
+        "run", "--family", "scaler", "--backend", "cpu-float16", "-k", FEW, "--json", "run.json", cwd=tmp_path
+    )
     assert written(tmp_path / "pyargs.json")["results"] == written(tmp_path / "run.json")["results"]

@@ -64,7 +64,11 @@ def test_all_findings_below_their_thresholds_pass() -> None:
 
 
 def test_every_finding_is_kept_and_every_failed_one_is_told() -> None:
-    findings = [exact("first", actual=1, expected=2, why="a"), of_ratio(0.5), exact("third", actual=3, expected=4, why="b")]
+    findings = [
+        exact("first", actual=1, expected=2, why="a"),
+        of_ratio(0.5),
+        exact("third", actual=3, expected=4, why="b"),
+    ]
     result = judged(lambda: iter(findings))
     assert result.status is Status.FAILED
     assert result.findings == tuple(findings)
@@ -255,7 +259,10 @@ def test_a_backend_takes_other_peoples_autocast_and_scaler() -> None:
         entered.append((device_type, dtype))
         return nullcontext()
 
-    backend = dataclasses.replace(BACKEND, autocast=autocast, grad_scaler=lambda device, **settings: (device, settings))
+    def grad_scaler(device: str, /, **settings: Any) -> Any:
+        return device, settings
+
+    backend = dataclasses.replace(BACKEND, autocast=autocast, grad_scaler=grad_scaler)
     with backend.region():
         pass
     assert entered == [("cpu", torch.bfloat16)]

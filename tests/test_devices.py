@@ -84,8 +84,12 @@ def check_device(case, backend):
     ) else core.exact("one", actual=1, expected=1, why="stand-in")
 
 
+def checks_for(case):
+    yield check_device
+
+
 def install(cases):
-    for package, content in (("cases", {{"CASES": cases}}), ("checks", {{"checks_for": lambda _: iter([check_device])}})):
+    for package, content in (("cases", {{"CASES": cases}}), ("checks", {{"checks_for": checks_for}})):
         module = types.ModuleType(f"amp_checks.{{package}}.stub")
         vars(module).update(content)
         sys.modules[module.__name__] = module

@@ -29,7 +29,13 @@ def defect(**changed: Any) -> Defect:
 
 def result(*findings: Finding, status: Status = Status.FAILED, backend: str = "cpu-float16") -> Result:
     return Result(
-        check="check_floor", case="backoff", family="scaler", backend=backend, emulated=False, status=status, findings=findings
+        check="check_floor",
+        case="backoff",
+        family="scaler",
+        backend=backend,
+        emulated=False,
+        status=status,
+        findings=findings,
     )
 
 

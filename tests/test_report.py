@@ -18,7 +18,7 @@ from amp_checks.core import Finding, Result, Status, SuiteError, exact
 from amp_checks.report import FORMATS, github, json_format
 from amp_checks.report.stream import FILE
 
-ENVIRONMENT = {"torch": "2.13.0", "torch_cuda": None, "devices": [], "driver": None, "python": "3.11.7"}
+ENVIRONMENT: dict[str, Any] = {"torch": "2.13.0", "torch_cuda": None, "devices": [], "driver": None, "python": "3.11.7"}
 
 
 def result(case: str, status: Status, *findings: Finding, **changed: Any) -> Result:
@@ -120,13 +120,13 @@ def test_markdown_gives_the_verdict_first_and_keeps_emulated_apart() -> None:
 
 
 def test_annotations_escape_what_github_would_read_as_its_own() -> None:
-    told = github.annotations(RESULTS)
+    told = github.annotate(RESULTS)
     assert len(told) == 2
     assert told[0].startswith("::error title=amp_checks%3A check_output_dtype-addmm-emulated-cuda-float16::")
     assert "\n" not in told[0]
     many = [result(f"op{n}", Status.FAILED, WRONG) for n in range(30)]
-    assert len(github.annotations(many)) == github.MOST
-    assert "21 more items failed" in github.annotations(many)[-1]
+    assert len(github.annotate(many)) == github.MOST
+    assert "21 more items failed" in github.annotate(many)[-1]
 
 
 def test_parts_of_a_run_merge_into_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

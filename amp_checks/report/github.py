@@ -18,7 +18,7 @@ def _escape_property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def annotations(results: Iterable[Result]) -> list[str]:
+def annotate(results: Iterable[Result]) -> list[str]:
     """One ``::error`` for each failed or broken item, up to `MOST`, and one that counts the rest."""
     bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
     told = [
