@@ -7,6 +7,7 @@ the torch that runs: the checks take their expectations from there, so that a ru
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -59,9 +60,7 @@ def load(path: Path) -> Table:
         raise SuiteError(f"{path} cannot be read as a table of cast policies: {error}") from error
     if not isinstance(document, dict) or set(document) != _FIELDS:
         found = sorted(document) if isinstance(document, dict) else type(document).__name__
-        raise SuiteError(
-            f"{path}: a table of cast policies has exactly {', '.join(sorted(_FIELDS))}; found {found}"
-        )
+        raise SuiteError(f"{path}: a table of cast policies has exactly {', '.join(sorted(_FIELDS))}; found {found}")
     if not isinstance(document["source"], dict) or set(document["source"]) != set(document["policy"]):
         raise SuiteError(f"{path}: each device type of policy needs its source, and no other has one")
     return Table(
@@ -82,9 +81,7 @@ def _rules_of(path: Path, device: str, policies: object) -> dict[str, CastPolicy
     if device not in DEVICE_TYPES:
         raise SuiteError(f"{path}: unknown device type {device!r}; there are {', '.join(DEVICE_TYPES)}")
     if not isinstance(policies, dict):
-        raise SuiteError(
-            f"{path}: {device}: expected policies with lists of ops, found {type(policies).__name__}"
-        )
+        raise SuiteError(f"{path}: {device}: expected policies with lists of ops, found {type(policies).__name__}")
     rules: dict[str, CastPolicy] = {}
     for name, ops in policies.items():
         if name not in set(CastPolicy) - {CastPolicy.UNLISTED}:
@@ -162,3 +159,10 @@ def exists(op: str) -> bool:
     name, _, overload = op.partition(".")
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and (overload or "default") in packet.overloads()
+
+
+def main(args: argparse.Namespace) -> int:
+    """``amp-checks policy``; see `amp_checks.policy_observed.main`."""
+    from amp_checks import policy_observed
+
+    return policy_observed.main(args)

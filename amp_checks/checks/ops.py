@@ -101,9 +101,7 @@ def check_banned_op_raises(case: BannedCase, backend: Backend) -> Iterator[Findi
             why=f"{_why(case.op, backend)}; torch.amp documentation",
         )
     outside = by_hand.outcome("outside a region", by_hand.call_of(case.op, backend, Plan.FLOAT32).run)
-    yield exact(
-        "outside a region", actual=outside.error, expected=None, why="the ban holds inside regions only"
-    )
+    yield exact("outside a region", actual=outside.error, expected=None, why="the ban holds inside regions only")
 
 
 def check_entry_dtype(case: OpCase | EntryCase, backend: Backend) -> Iterator[Finding]:
@@ -147,13 +145,9 @@ def check_output_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
         if without.error is not None:  # this machine has no kernel for that dtype, with autocast or without
             yield _same_error(f"{plan}: outcome", got, without)
             continue
-        yield exact(
-            f"{plan}: outcome", actual=got.error, expected=None, why=f"{_why(case, backend)}; it runs by hand"
-        )
+        yield exact(f"{plan}: outcome", actual=got.error, expected=None, why=f"{_why(case, backend)}; it runs by hand")
         for index, (actual, wanted) in enumerate(zip(got.dtypes, expected, strict=False)):
-            yield exact(
-                f"{plan}: output[{index}].dtype", actual=actual, expected=wanted, why=_why(case, backend)
-            )
+            yield exact(f"{plan}: output[{index}].dtype", actual=actual, expected=wanted, why=_why(case, backend))
         yield exact(
             f"{plan}: number of outputs",
             actual=len(got.dtypes),
@@ -266,10 +260,7 @@ def check_inputs_unmodified(case: OpCase, backend: Backend) -> Iterator[Finding]
         before = [(tensor.clone(), private.version_of(tensor)) for tensor in call.tensors]
         _in_region(call, backend)
         for index, (tensor, (kept, version)) in enumerate(zip(call.tensors, before, strict=True)):
-            same = (
-                same_bits(by_hand.unnamed(tensor), by_hand.unnamed(kept))
-                and private.version_of(tensor) == version
-            )
+            same = same_bits(by_hand.unnamed(tensor), by_hand.unnamed(kept)) and private.version_of(tensor) == version
             yield exact(
                 f"{plan}: input[{index}] afterwards",
                 actual="unmodified" if same else "modified",

@@ -13,6 +13,7 @@ from typing import Any
 from amp_checks import policy
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.mutants import ops_faults as faults
+from amp_checks.mutants.ops_selftest import break_every_rule
 from amp_checks.planting import Mutant
 
 ENTRY = "check_entry_dtype"
@@ -36,9 +37,7 @@ def _float16(backend: Backend) -> bool:
     return backend.dtype == "float16"
 
 
-def _rule(
-    name: str, op: str, rule: faults.Rule, fault: str, killed_by: Sequence[str], *policies: CastPolicy
-) -> Mutant:
+def _rule(name: str, op: str, rule: faults.Rule, fault: str, killed_by: Sequence[str], *policies: CastPolicy) -> Mutant:
     return Mutant(
         id=name,
         family="ops",
@@ -217,9 +216,7 @@ KERNELS = (
 )
 
 
-def _region(
-    name: str, factory: Any, fault: str, killed_by: Sequence[str], applies: Any = _everywhere
-) -> Mutant:
+def _region(name: str, factory: Any, fault: str, killed_by: Sequence[str], applies: Any = _everywhere) -> Mutant:
     return Mutant(
         id=name,
         family="ops",
@@ -243,9 +240,7 @@ def _other_dtype(backend: Backend) -> Any:
 
 
 REGIONS = (
-    _region(
-        "autocast-ignored", _ignored, "a region changes nothing", (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES)
-    ),
+    _region("autocast-ignored", _ignored, "a region changes nothing", (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES)),
     _region(
         "autocast-in-bfloat16",
         _other_dtype,
@@ -321,3 +316,6 @@ LISTS = (
 )
 
 MUTANTS: tuple[Mutant, ...] = (*RULES, *RESULTS, *KERNELS, *REGIONS, *LISTS)
+
+BULK = (break_every_rule,)
+"""More faults for the self-test: every rule of every device type."""

@@ -156,9 +156,7 @@ def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, x * weight)
 
 
-def _prelu_backward(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _prelu_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(x > 0, gradient, gradient * weight), torch.where(x > 0, 0.0, gradient * x)
 
 

@@ -1,0 +1,129 @@
+"""Every rule of every device type, broken one at a time: removed, turned to another policy, its special behaviour lost.
+
+A fault counts as caught by running when a check that called the op measured the difference, first of all at the op's
+own entry. Faults that only the list of registrations shows are counted apart, and named with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from amp_checks import core, planting, policy, policy_observed
+from amp_checks.cases.ops import CASES, OVERLOADS, BannedCase, RegistrationCase
+from amp_checks.cases.ops_rows import EntryCase, OpCase
+from amp_checks.checks import ops as checks
+from amp_checks.core import Backend, CastPolicy, Status, SuiteError
+from amp_checks.mutants import ops_faults as faults
+from amp_checks.planting import Mutant, Tally
+
+Progress = Callable[[str], None]
+RowCase = OpCase | EntryCase | BannedCase
+
+REMOVED, TO_FP32, TO_LOW, DTYPE_FORCED = "rule removed", "turned to fp32", "turned low", "explicit dtype overridden"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFault:
+    """One rule of one device type, broken in one way."""
+
+    op: str
+    policy: CastPolicy
+    kind: str
+    rule: faults.Rule
+
+
+def faults_of(name: str, rule: CastPolicy) -> Iterator[RuleFault]:
+    """The ways to break the rule of an op with that policy that change what it does."""
+    ways: dict[str, faults.Rule] = {REMOVED: faults.removed}
+    if not OVERLOADS[name].call:  # a kernel in Python cannot be handed named tensors
+        if rule is not CastPolicy.FP32:
+            ways[TO_FP32] = faults.casting_to(name, faults.float32)
+        if rule is not CastPolicy.LOWER_PRECISION_FP:
+            ways[TO_LOW] = faults.casting_to(name, faults.low)
+    for kind, broken in ways.items():
+        yield RuleFault(op=name, policy=rule, kind=kind, rule=broken)
+
+
+def case_for(name: str, backend: Backend) -> RowCase | None:
+    """The case that runs the op on that backend; None where nothing of it runs there."""
+    for case in CASES:
+        if isinstance(case, OpCase | EntryCase | BannedCase) and case.runs_on(backend):
+            if name == (case.id if isinstance(case, OpCase) else case.op.id):
+                return case
+    return None
+
+
+@dataclasses.dataclass(slots=True)
+class _Count:
+    total: int = 0
+    by_running: int = 0
+    by_list: list[str] = dataclasses.field(default_factory=list)
+    survived: list[str] = dataclasses.field(default_factory=list)
+    entry_alone: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+
+def break_every_rule(progress: Progress, backends: tuple[Backend, ...] | None = None) -> Iterator[Tally]:
+    """One tally per device type, kind of fault and policy; names of the hard cases go to ``progress``."""
+    for backend in policy_observed.default_backends() if backends is None else backends:
+        counts: dict[tuple[str, CastPolicy], _Count] = defaultdict(_Count)
+        for name, rule in sorted(policy.declared(backend.device_type).items()):
+            case = case_for(name, backend)
+            for fault in faults_of(name, rule):
+                _try(fault, case, backend, counts[fault.kind, rule])
+        for (kind, rule), count in sorted(counts.items()):
+            yield Tally(
+                kind=f"{kind}, {backend.device_type}, {rule}",
+                total=count.total,
+                by_running=count.by_running,
+                by_list=len(count.by_list),
+                survived=tuple(count.survived),
+                seconds=count.seconds,
+            )
+            where = f"{kind} on {backend.id}, {rule}"
+            if count.entry_alone:
+                progress(f"{where}: no difference but at the op's own entry: {', '.join(count.entry_alone)}")
+            for told in count.by_list:
+                progress(f"{where}: by the list alone: {told}")
+
+
+def _try(fault: RuleFault, case: RowCase | None, backend: Backend, count: _Count) -> None:
+    began = time.perf_counter()
+    count.total += 1
+    mutant = Mutant(
+        id=f"{fault.kind} {fault.op}",
+        family="ops",
+        fault=f"{fault.kind}: {fault.op}",
+        plant=faults.with_rule(fault.op, fault.rule),
+        case=fault.op,
+        killed_by=(),
+    )
+    caught = [] if case is None else _killers(mutant, case, backend, both=fault.kind == REMOVED)
+    if caught:
+        count.by_running += 1
+        alone = caught == [checks.check_entry_dtype.__name__] and not isinstance(case, EntryCase)
+        if alone and fault.kind == REMOVED:
+            count.entry_alone.append(fault.op)
+    elif _killers(mutant, RegistrationCase(), backend, both=False):
+        count.by_list.append(f"{fault.op} ({OVERLOADS[fault.op].device_only or 'no check shows it'})")
+    else:
+        count.survived.append(f"{fault.kind}: {fault.op} on {backend.id}")
+    count.seconds += time.perf_counter() - began
+
+
+def _killers(mutant: Mutant, case: RowCase | RegistrationCase, backend: Backend, *, both: bool) -> list[str]:
+    """Names of checks that catch the fault: the first that does and, where ``both``, the first beyond the entry too."""
+    caught: list[str] = []
+    for check in checks.checks_for(case):
+        with mutant.plant(backend) as faulty:
+            result = core.measure(check, case, faulty)
+        if result.status is Status.ERROR:
+            raise SuiteError(f"{mutant.fault}: {result.describe()}")
+        if planting.caught(mutant, result):
+            caught.append(check.__name__)
+            if not both or check is not checks.check_entry_dtype:
+                return caught
+    return caught
