@@ -20,7 +20,7 @@ _HOME = {
     "Result": "core",
     "Status": "core",
     "attempt": "core",
-    "run": "core",
+    "run": "suite",
     "backend": "backends",
     "checks_for": "suite",
     "collect": "suite",

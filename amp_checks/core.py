@@ -1,7 +1,7 @@
 """The words of the suite, and its one rule of judgement.
 
 A *check* is a generator function ``check_<property>(case, backend)`` that measures and yields a `Finding` for each
-thing it measured. It never judges, skips, marks or logs. `run` is the only judge:
+thing it measured. It never judges, skips, marks or logs. `measure` is the only judge:
 
 * a finding passes when ``ratio < threshold`` (so NaN fails);
 * a check passes when it yielded at least one finding and all of them pass;
@@ -333,7 +333,7 @@ _recorders: list[list[Result]] = []
 
 @contextmanager
 def recording() -> Iterator[list[Result]]:
-    """Collect the results of every `run` inside, for a report. Nested recordings each get all results."""
+    """Collect every result that is `record`ed inside, for a report. Nested recordings each get all results."""
     results: list[Result] = []
     recorders = _recorders
     recorders.append(results)
@@ -341,16 +341,6 @@ def recording() -> Iterator[list[Result]]:
         yield results
     finally:
         recorders[:] = [other for other in recorders if other is not results]  # two empty lists are equal
-
-
-def run(check: Check, case: Case, backend: Backend) -> Result:
-    """Run one check on one case, judge it, and hand the result to whoever is `recording`.
-
-    Torch runs on one thread inside: two threads and one give different bits for ``mm`` and ``sum``.
-    """
-    from amp_checks import known_defects
-
-    return record(known_defects.judge(measure(check, case, backend)))
 
 
 def record(result: Result) -> Result:
@@ -361,7 +351,10 @@ def record(result: Result) -> Result:
 
 
 def measure(check: Check, case: Case, backend: Backend) -> Result:
-    """`run` without known defects and without recording: what a planted fault is tried with."""
+    """Run one check on one case and judge it, known defects apart.
+
+    Torch runs on one thread inside: two threads and one give different bits for ``mm`` and ``sum``.
+    """
     from amp_checks import state
 
     findings: list[Finding] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import core
+from amp_checks import core, suite
 from amp_checks.core import Backend, Finding, NotEmulated, Raised, Status, attempt, bounded, exact
 
 
@@ -243,9 +243,9 @@ def test_results_go_to_whoever_records_and_to_nobody_else(monkeypatch: pytest.Mo
 
     with core.recording() as outer:
         with core.recording() as inner:
-            first = core.run(check_stub, StubCase(), BACKEND)
-        second = core.run(check_stub, StubCase(), BACKEND)
-    core.run(check_stub, StubCase(), BACKEND)
+            first = suite.run(check_stub, StubCase(), BACKEND)
+        second = suite.run(check_stub, StubCase(), BACKEND)
+    suite.run(check_stub, StubCase(), BACKEND)
     assert inner == [first]
     assert outer == [first, second]
 
