@@ -6,6 +6,7 @@ release. Importing this module imports torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
@@ -79,6 +80,7 @@ def has_kernel(op: str, key: str) -> bool:
         return False
 
 
+@functools.cache
 def is_composite_implicit(op: str) -> bool:
     """Whether the dispatcher would decompose the op into others (and autograd would differentiate those)."""
     return has_kernel(op, "CompositeImplicitAutograd")
@@ -211,12 +213,12 @@ def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[N
 
     The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
     """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)  # type: ignore[no-untyped-call]
+        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
         yield
     finally:
-        library._destroy()  # type: ignore[no-untyped-call]
+        library._destroy()
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -228,6 +230,11 @@ def version_of(tensor: torch.Tensor) -> int:
 def argument_names(op: Any) -> tuple[str, ...]:
     """The names of an overload's arguments, in order, from its schema."""
     return tuple(argument.name for argument in op._schema.arguments)
+
+
+def argument_types(op: Any) -> tuple[str, ...]:
+    """The types of an overload's arguments, in order, as its schema writes them."""
+    return tuple(str(argument.type) for argument in op._schema.arguments)
 
 
 # --- Audit: which forward op a backward op belongs to, and what a scaler found. ---------------------------------------
@@ -256,3 +263,47 @@ def unscaled_found_inf(scaler: Any, optimizer: Any) -> bool:
     """Whether the scaler found a non-finite gradient of this optimizer since its last update."""
     state = scaler._per_optimizer_states.get(id(optimizer), {})
     return any(bool(found.item()) for found in state.get("found_inf_per_device", {}).values())
+
+
+def region_settings(region: torch.autocast) -> tuple[str, torch.dtype, bool, bool]:
+    """Device type, dtype, whether enabled and whether it caches casts: what `torch.autocast` was made with."""
+    return (
+        str(region.device),
+        region.fast_dtype,
+        bool(region._enabled),
+        bool(region._cache_enabled),
+    )
+
+
+def set_region_enabled(region: torch.autocast, enabled: bool) -> bool:
+    """Enable or disable a region that was not entered yet; return what it was."""
+    before = bool(region._enabled)
+    region._enabled = enabled
+    return before
+
+
+no_function_modes: Callable[[], AbstractContextManager[None]] = _private(
+    "_C.DisableTorchFunction", "to look at tensors while a function mode is on"
+)
+
+
+def backward_engine() -> tuple[Any, str]:
+    """Owner and name of the function that both ``backward`` and ``grad`` run the engine with."""
+    return torch.autograd, "_engine_run_backward"
+
+
+def custom_function_of(node: Any) -> type | None:
+    """The `torch.autograd.Function` whose backward a node is, or None for one of torch's own."""
+    found: type | None = getattr(type(node), "_forward_cls", None)
+    return found
+
+
+def is_aliasing(op: Any) -> bool:
+    """Whether an overload returns a view of an argument and changes nothing."""
+    returns = op._schema.returns
+    return not op._schema.is_mutable and any(value.alias_info is not None for value in returns)
+
+
+def is_mutating(op: Any) -> bool:
+    """Whether an overload changes an argument."""
+    return bool(op._schema.is_mutable)

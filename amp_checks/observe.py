@@ -141,8 +141,7 @@ def observe(
         if modules is not None:
             stack.enter_context(_tracking_modules(modules, recorder.modules))
         if region is not None and (backend is None or backend.emulated):
-            region.engine.recorders.append(recorder)
-            stack.callback(region.engine.recorders.remove, recorder)
+            stack.enter_context(region.recorded_by(recorder))
         else:
             stack.enter_context(_LeafOps(recorder))
         yield recorder.calls

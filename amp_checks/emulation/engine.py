@@ -18,7 +18,7 @@ from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import numerics, shims, support
 from amp_checks.emulation.rules import (
-    GENERATION,
+    RULES_CHANGED,
     KERNELS_THAT_REACH_RULES,
     reaches_no_rule,
     registered_rules,
@@ -47,13 +47,18 @@ class _Factory(TorchDispatchMode):
 
     def __init__(self, dispatch: Callable[..., Any]) -> None:
         super().__init__()
-        self._dispatch = dispatch
+        self.dispatch = dispatch
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        return self._dispatch(func, args, kwargs or {})
+
+def _to_engine(
+    self: _Factory, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    del types
+    return self.dispatch(func, args, kwargs or {})
+
+
+# Set from outside: what a class body defines, torch wraps in a switch for its compiler that costs more than the rest.
+_Factory.__torch_dispatch__ = _to_engine  # type: ignore[assignment]
 
 
 class _KernelOnWrappers(TorchDispatchMode):
@@ -101,8 +106,8 @@ class Engine:
 
     def rules(self) -> frozenset[str]:
         """The device's rules as of the last change made to the dispatcher."""
-        if self._rules_at != GENERATION.count:
-            self._rules_at = GENERATION.count
+        if self._rules_at != RULES_CHANGED.count:
+            self._rules_at = RULES_CHANGED.count
             self._rules = registered_rules(self.device_type)
             self._composite.clear()
         return self._rules
@@ -141,7 +146,7 @@ class Engine:
 
     def dispatch(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op that passed autocast: whole on the inner tensors, or decomposed so that rules inside it apply."""
-        composite = self._composite.get(op) if self._rules_at == GENERATION.count else None
+        composite = self._composite.get(op) if self._rules_at == RULES_CHANGED.count else None
         if composite is None:
             composite = self._is_unlisted_composite(op)
         if composite:

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
-from amp_checks.emulation.rules import GENERATION
+from amp_checks.emulation.rules import RULES_CHANGED
 
 if TYPE_CHECKING:
     from amp_checks.emulation.region import Region
@@ -83,7 +83,7 @@ def _counting(original: Any, current: Current) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
-            GENERATION.bump()
+            RULES_CHANGED.tell()
 
     return replacement
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amp_checks import _torch_private as private
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
+from amp_checks.emulation.wrapper import GUARDED_METHODS
 
 
 class Plan(enum.Enum):
@@ -53,8 +54,8 @@ _PASSED_FUNCTIONS = (
     torch.tensor_split,
 )
 
-ALIASES: dict[Any, Any] = {Tensor.__invert__: torch.bitwise_not}
-"""Bindings that ask for a guard of the device before they call the op, and the same op's binding that does not."""
+ALIASES: dict[Any, Any] = {getattr(Tensor, name): op for name, op in GUARDED_METHODS.items()}
+"""Bindings that ask for a guard of the device before they call the op, and the op itself."""
 
 _PASSED = frozenset(
     {

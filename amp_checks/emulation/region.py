@@ -13,14 +13,15 @@ from torch.overrides import TorchFunctionMode
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import patches, plans, pretend
-from amp_checks.emulation.engine import Engine, Numerics
+from amp_checks.emulation.engine import Engine, Numerics, Recorder
 from amp_checks.emulation.plans import Plan
-from amp_checks.emulation.rules import GENERATION
+from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.emulation.wrapper import holds_tensor
 
 DEVICE_TYPES = ("cuda", "xpu", "mps", "mtia", "maia", "cpu")
 
 _is_autocast_enabled = torch.is_autocast_enabled
+_to = torch.Tensor.to
 _local = threading.local()
 
 
@@ -38,47 +39,72 @@ class Region(TorchFunctionMode):
         self.engine = Engine(device_type, numerics, self.function_mode_on)
         self.inside_op = False
         self._plans: dict[Any, Plan] = {}
-        self._plans_at = -1
+        self._direct: set[Any] = set()
+        """Functions that need nothing from the emulation at this moment: they cost one look-up."""
+
+    def forget_plans(self) -> None:
+        """Rules changed, or somebody began or ceased to observe."""
+        self._plans.clear()
+        self._direct.clear()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
-        if kwargs and "device" in kwargs:
-            kwargs = {**kwargs, "device": pretend.translate(kwargs["device"], self.device_type)}
+        if func in self._direct:
+            if kwargs is None:
+                return func(*args)
+            if "device" not in kwargs and "pin_memory" not in kwargs:
+                return func(*args, **kwargs)
+        return self._emulate(func, args, kwargs or {})
+
+    def _emulate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = pretend.HANDLERS.get(func)
         if handler is not None:
-            answer = handler(self.device_type, args, kwargs or {})
+            answer = handler(self.device_type, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        elif func is torch.Tensor.to:
-            args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
-        if kwargs and kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": pretend.translate(kwargs["device"], self.device_type)}
+        if kwargs.get("pin_memory"):
             raise NotEmulated("pin_memory=True", f"no {self.device_type} is there to pin memory for; leave it out")
+        if func is _to:
+            args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
         engine = self.engine
-        if not _is_autocast_enabled(self.device_type) and not engine.recorders:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        func = plans.ALIASES.get(func, func)
-        if self._plans_at != GENERATION.count:
-            self._plans.clear()
-            self._plans_at = GENERATION.count
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = plans.plan(func, engine.rules())
-        if plan is Plan.PASS:
-            return func(*args, **kwargs) if kwargs else func(*args)
+        plan = self._plans.get(func) or self._plan(func)
+        if plan is Plan.PASS or not (_is_autocast_enabled(self.device_type) or engine.recorders):
+            return func(*args, **kwargs)
         if plan is Plan.SKIP and not engine.recorders:
             if engine.hidden_keys is None:
-                return func(*args, **kwargs) if kwargs else func(*args)
+                return func(*args, **kwargs)
             with private.force_keys(private.include_set(), private.exclude_set() | engine.hidden_keys):
-                return func(*args, **kwargs) if kwargs else func(*args)
-        if not holds_tensor(args) and not (kwargs and holds_tensor(kwargs.values())):
-            return func(*args, **kwargs) if kwargs else func(*args)
+                return func(*args, **kwargs)
+        if not holds_tensor(args) and not holds_tensor(kwargs.values()):
+            return func(*args, **kwargs)
         before, self.inside_op = self.inside_op, True
         try:
-            return engine.call(func, args, kwargs or {})
+            return engine.call(plans.ALIASES.get(func, func), args, kwargs)
         finally:
             self.inside_op = before
+
+    def _plan(self, func: Callable[..., Any]) -> Plan:
+        engine = self.engine
+        plan = self._plans[func] = plans.plan(func, engine.rules())
+        skipped = plan is Plan.SKIP and engine.hidden_keys is None and not engine.recorders
+        if (plan is Plan.PASS or skipped) and func is not _to:
+            self._direct.add(func)
+        return plan
+
+    @contextmanager
+    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+        """Tell the recorder of each op, until the end of the block."""
+        self.engine.recorders.append(recorder)
+        self.forget_plans()
+        try:
+            yield
+        finally:
+            self.engine.recorders.remove(recorder)
+            self.forget_plans()
 
     @contextmanager
     def function_mode_on(self) -> Iterator[None]:
@@ -123,12 +149,12 @@ def emulate(device_type: str, *, numerics: Numerics = "native") -> Iterator[None
             )
         yield
         return
-    GENERATION.bump()  # rules may have changed since the last region, unseen
+    RULES_CHANGED.tell()  # rules may have changed since the last region, unseen
     with patches.installed(current):
         region = Region(device_type, numerics)
         _local.region = region
         try:
-            with region:
+            with RULES_CHANGED.heard_by(region.forget_plans), region:
                 yield
         finally:
             _local.region = None

@@ -5,6 +5,9 @@ The dispatcher knows the rules. It does not know what the kernel of an op calls,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from amp_checks import _torch_private as private
 
 _aten_elementwise = ("native_dropout", "bernoulli_.float", "div_.Scalar", "mul.Tensor", "mul_.Tensor", "add.Tensor")
@@ -75,14 +78,27 @@ def reaches_no_rule(name: str, rules: frozenset[str]) -> bool:
     return reached is not None and not any(f"aten::{op}" in rules for op in reached)
 
 
-class Generation:
-    """Counts the changes made to the dispatcher through `torch.library` while a region is active."""
+class Changes:
+    """Tells the active regions of changes made to the dispatcher through `torch.library`."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._listeners: list[Callable[[], None]] = []
 
-    def bump(self) -> None:
+    def tell(self) -> None:
+        """The rules may have changed."""
         self.count += 1
+        for listener in tuple(self._listeners):
+            listener()
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call the listener at each change, until the end of the block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
 
-GENERATION = Generation()
+RULES_CHANGED = Changes()

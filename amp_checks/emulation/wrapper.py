@@ -43,8 +43,25 @@ def _from_inner(name: str) -> Any:
     return property(lambda self: getattr(self.inner, name))
 
 
-for _name in ("requires_grad", "is_leaf", "grad_fn", "grad", "data_ptr", "numpy", "tolist", "untyped_storage", "_version"):
+for _name in (
+    "requires_grad is_leaf grad_fn grad data_ptr numpy tolist untyped_storage _version item "
+    "__bool__ __int__ __float__ __index__ __array__"
+).split():
     setattr(Wrapped, _name, _from_inner(_name))
+
+
+def _as_op(op: Any) -> Any:
+    """A method whose C++ binding asks for a guard of the device, which is not there, before it calls the op."""
+    return lambda self, *args, **kwargs: op(self, *args, **kwargs)
+
+
+GUARDED_METHODS: dict[str, Any] = {
+    "__invert__": torch.ops.aten.bitwise_not.default,
+    "contiguous": torch.ops.aten.contiguous.default,
+    "copy_": torch.ops.aten.copy_.default,
+}
+for _name, _op in GUARDED_METHODS.items():
+    setattr(Wrapped, _name, _as_op(_op))
 
 
 class Codec:
