@@ -6,10 +6,23 @@ To add an op, add a row to the table of its kind; its policy comes from ``fixtur
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from amp_checks import policy
 from amp_checks.cases import ops_linalg, ops_pointwise, ops_products, ops_spatial
 from amp_checks.cases.ops_rows import EntryCase, OpCase
+from amp_checks.cases.ops_spellings import spellings
+from amp_checks.cases.ops_variants import (
+    DtypesCase,
+    ExplicitDtypeCase,
+    NestingCase,
+    PromotionCase,
+    UncastFormCase,
+    Variant,
+    takes_dtype,
+    takes_pairs,
+    uncast_forms,
+)
 from amp_checks.core import Backend, CastPolicy
 
 OVERLOADS: dict[str, OpCase] = {
@@ -45,9 +58,31 @@ class RegistrationCase:
         return backend.device_type in policy.DEVICE_TYPES
 
 
-CASES: tuple[OpCase | EntryCase | BannedCase | RegistrationCase, ...] = (
+AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | Variant
+
+GATED = frozenset({"mm", "linear", "conv2d", "mse_loss", "softmax.int", "norm.Scalar", "addcmul", "cat", "prod", "exp"})
+"""Overloads whose variants every run looks at; those of the others are left to a full run."""
+
+
+def _variants() -> Iterator[Variant]:
+    for row in OVERLOADS.values():
+        full = row.id not in GATED
+        if not row.call:
+            yield DtypesCase(op=row, full=full)
+            yield NestingCase(op=row, full=full)
+        if takes_dtype(row):
+            yield ExplicitDtypeCase(op=row, full=full)
+        if takes_pairs(row) and not row.call:
+            yield PromotionCase(op=row, full=full)
+        for form in uncast_forms(row):
+            yield UncastFormCase(op=row, form=form, full=full)
+    yield from spellings(OVERLOADS)
+
+
+CASES: tuple[AnyCase, ...] = (
     RegistrationCase(),
     BannedCase(op=OVERLOADS["binary_cross_entropy"]),
     *OVERLOADS.values(),
     *(EntryCase(op=row) for row in OVERLOADS.values() if row.only),
+    *_variants(),
 )

@@ -13,20 +13,24 @@ import torch
 
 from amp_checks import _torch_private as private
 from amp_checks import policy
-from amp_checks.cases.ops import BannedCase, RegistrationCase
+from amp_checks.cases.ops import AnyCase, BannedCase, RegistrationCase
 from amp_checks.cases.ops_inputs import Plan, tensors
 from amp_checks.cases.ops_rows import EntryCase, OpCase
+from amp_checks.cases.ops_variants import Variant
 from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks.ops_entry import entries
+from amp_checks.checks import ops_variants
 from amp_checks.checks.ops_error import bounds_of, error_of
+from amp_checks.checks.ops_measure import entry_findings, in_region, same_error, same_outcome, why
 from amp_checks.core import Backend, Check, Finding, bounded, exact
 from amp_checks.numerics import dtype_name, same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
 
 
-def checks_for(case: OpCase | EntryCase | BannedCase | RegistrationCase) -> Iterator[Check]:
+def checks_for(case: AnyCase) -> Iterator[Check]:
     match case:
+        case Variant():
+            yield from ops_variants.checks_for(case)
         case RegistrationCase():
             yield check_registrations
         case BannedCase():
@@ -54,11 +58,6 @@ def plans_of(case: OpCase) -> tuple[Plan, ...]:
     return (Plan.FLOAT32, Plan.LOW, Plan.LOW_FIRST) if floating > 1 else (Plan.FLOAT32, Plan.LOW)
 
 
-def _why(case: OpCase, backend: Backend) -> str:
-    rule = policy.of(case.id, backend.device_type)
-    return f"cast policy {rule} of {case.id} on {backend.device_type}"
-
-
 def _by_hand(case: OpCase, backend: Backend, plan: Plan) -> by_hand.Call:
     return by_hand.cast_by_hand(
         by_hand.call_of(case, backend, plan),
@@ -68,24 +67,19 @@ def _by_hand(case: OpCase, backend: Backend, plan: Plan) -> by_hand.Call:
     )
 
 
-def _in_region(call: by_hand.Call, backend: Backend) -> by_hand.Outcome:
-    with backend.region():
-        return by_hand.outcome(f"{call.name} inside a region", call.run)
-
-
 def check_registrations(case: RegistrationCase, backend: Backend) -> Iterator[Finding]:
     """Every rule that this torch registers has a row with its policy, and every row's rule is registered."""
     del case
     known = set(policy.declared(backend.device_type))
     found = policy.registered(backend.device_type)
-    why = f"fixtures/cast_policy, rules of {backend.device_type}"
-    yield exact("number of rules", actual=len(found), expected=len(known), why=why)
+    source = f"fixtures/cast_policy, rules of {backend.device_type}"
+    yield exact("number of rules", actual=len(found), expected=len(known), why=source)
     for name in sorted(found | known):
         yield exact(
             f"rule of {name}",
             actual="registered" if name in found else "missing from this torch",
             expected="registered" if name in known else "none: a rule that no row knows; add it to the table",
-            why=why,
+            why=source,
         )
 
 
@@ -93,12 +87,12 @@ def check_banned_op_raises(case: BannedCase, backend: Backend) -> Iterator[Findi
     """A banned op raises inside a region and says what to use instead; outside one it runs."""
     for plan in (Plan.FLOAT32, Plan.LOW):
         call = by_hand.call_of(case.op, backend, plan)
-        got = _in_region(call, backend)
+        got = in_region(call, backend)
         yield exact(
             f"{plan}: {case.op.id} inside a region",
             actual=got.error or "no exception",
             expected=f"RuntimeError: {BANNED_MESSAGE}",
-            why=f"{_why(case.op, backend)}; torch.amp documentation",
+            why=f"{why(case.op, backend)}; torch.amp documentation",
         )
     outside = by_hand.outcome("outside a region", by_hand.call_of(case.op, backend, Plan.FLOAT32).run)
     yield exact("outside a region", actual=outside.error, expected=None, why="the ban holds inside regions only")
@@ -110,27 +104,11 @@ def check_entry_dtype(case: OpCase | EntryCase, backend: Backend) -> Iterator[Fi
     """
     stop = isinstance(case, EntryCase)
     case = case.op if isinstance(case, EntryCase) else case
-    why = _why(case, backend)
+    reason = why(case, backend)
     for plan in plans_of(case):
         call = by_hand.call_of(case, backend, plan)
         expected = _by_hand(case, backend, plan)
-        with entries(expected.name, stop=stop) as seen, backend.region():
-            got = by_hand.outcome(case.id, call.run)
-        first = seen[0] if seen else None
-        yield exact(
-            f"{plan}: dtypes at the entry of {expected.name}",
-            actual=", ".join(first.dtypes) if first else f"never entered ({got.error or 'no exception'})",
-            expected=", ".join(dtype_name(tensor.dtype) for tensor in expected.tensors),
-            why=why,
-        )
-        wanted = expected.kwargs.get("dtype")
-        if wanted is not None:
-            yield exact(
-                f"{plan}: dtype= at the entry of {expected.name}",
-                actual=first.dtype_argument if first else None,
-                expected=dtype_name(wanted),
-                why=why,
-            )
+        yield from entry_findings(str(plan), call, expected, backend, stop=stop, reason=reason)
 
 
 def check_output_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
@@ -138,16 +116,16 @@ def check_output_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
     rule = policy.of(case.id, backend.device_type)
     for plan in plans_of(case):
         call = by_hand.call_of(case, backend, plan)
-        got = _in_region(call, backend)
+        got = in_region(call, backend)
         without = by_hand.outcome("by hand", _by_hand(case, backend, plan).run)
         ran_in = by_hand.run_dtype(rule, [tensor.dtype for tensor in call.tensors], backend.low_dtype)
         expected = without.dtypes if ran_in is None else by_hand.output_names(case, ran_in)
         if without.error is not None:  # this machine has no kernel for that dtype, with autocast or without
-            yield _same_error(f"{plan}: outcome", got, without)
+            yield same_error(f"{plan}: outcome", got, without)
             continue
-        yield exact(f"{plan}: outcome", actual=got.error, expected=None, why=f"{_why(case, backend)}; it runs by hand")
+        yield exact(f"{plan}: outcome", actual=got.error, expected=None, why=f"{why(case, backend)}; it runs by hand")
         for index, (actual, wanted) in enumerate(zip(got.dtypes, expected, strict=False)):
-            yield exact(f"{plan}: output[{index}].dtype", actual=actual, expected=wanted, why=_why(case, backend))
+            yield exact(f"{plan}: output[{index}].dtype", actual=actual, expected=wanted, why=why(case, backend))
         yield exact(
             f"{plan}: number of outputs",
             actual=len(got.dtypes),
@@ -163,48 +141,9 @@ def check_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Fi
     Values, not dtypes: those are `check_output_dtype`'s.
     """
     for plan in plans_of(case):
-        got = _in_region(by_hand.call_of(case, backend, plan), backend)
+        got = in_region(by_hand.call_of(case, backend, plan), backend)
         without = by_hand.outcome("by hand", _by_hand(case, backend, plan).run)
-        yield from _same_outcome(str(plan), got, without)
-
-
-def _same_error(subject: str, got: by_hand.Outcome, without: by_hand.Outcome) -> Finding:
-    """Where the call by hand raises (no kernel for that dtype here), the region raises an exception of that
-    class too.
-    """
-    same = by_hand.kind(got.error) == by_hand.kind(without.error)
-    return exact(
-        subject,
-        actual=without.error if same else got.error,
-        expected=without.error,
-        why="the same call by hand with autocast off",
-    )
-
-
-def _same_outcome(subject: str, got: by_hand.Outcome, without: by_hand.Outcome) -> Iterator[Finding]:
-    why = "casting by hand with autocast off"
-    if without.error is not None or got.error is not None:
-        yield _same_error(f"{subject}: outcome", got, without)
-        return
-    for index, (actual, expected) in enumerate(zip(got.tensors, without.tensors, strict=False)):
-        yield exact(
-            f"{subject}: output[{index}]",
-            actual=_difference(actual, expected),
-            expected="the same values",
-            why=why,
-        )
-
-
-def _difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    if actual.shape != expected.shape:
-        return f"shape {tuple(actual.shape)} for {tuple(expected.shape)}"
-    wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
-    left, right = (by_hand.unnamed(tensor).detach().cpu().to(wide) for tensor in (actual, expected))
-    if same_bits(left, right):
-        return "the same values"
-    different = (left != right) & ~(left.isnan() & right.isnan())
-    most = (left - right).abs().max().item()
-    return f"{int(different.sum())} of {left.numel()} values differ, by up to {most:.3g}"
+        yield from same_outcome(str(plan), got, without)
 
 
 def _reference(case: OpCase, backend: Backend) -> by_hand.Call:
@@ -235,12 +174,12 @@ def check_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """
     ran_in = _ran_in(case, backend)
     bound = bounds_of(case.noise, ran_in).forward
-    got = _in_region(by_hand.call_of(case, backend, Plan.FLOAT32), backend)
+    got = in_region(by_hand.call_of(case, backend, Plan.FLOAT32), backend)
     without = by_hand.outcome("by hand", _by_hand(case, backend, Plan.FLOAT32).run)
     if without.error is not None:
-        yield _same_error("outcome", got, without)
+        yield same_error("outcome", got, without)
         return
-    yield exact("outcome", actual=got.error, expected=None, why=_why(case, backend))
+    yield exact("outcome", actual=got.error, expected=None, why=why(case, backend))
     reference = by_hand.outcome("float64", _reference(case, backend).run)
     for index, (actual, expected) in enumerate(zip(got.tensors, reference.tensors, strict=False)):
         if case.free_phase:
@@ -258,7 +197,7 @@ def check_inputs_unmodified(case: OpCase, backend: Backend) -> Iterator[Finding]
     for plan in plans_of(case):
         call = by_hand.call_of(case, backend, plan)
         before = [(tensor.clone(), private.version_of(tensor)) for tensor in call.tensors]
-        _in_region(call, backend)
+        in_region(call, backend)
         for index, (tensor, (kept, version)) in enumerate(zip(call.tensors, before, strict=True)):
             same = same_bits(by_hand.unnamed(tensor), by_hand.unnamed(kept)) and private.version_of(tensor) == version
             yield exact(
@@ -273,7 +212,7 @@ def check_gradient_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Gradients of float32 leaves are float32, whatever the op ran in."""
     got, without = _gradients(case, backend)
     if without.error is not None:
-        yield _same_error("outcome", got, without)
+        yield same_error("outcome", got, without)
         return
     yield exact("outcome", actual=got.error, expected=None, why="it has gradients by hand")
     for index, gradient in enumerate(got.tensors):
@@ -288,7 +227,7 @@ def check_gradient_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
 def check_gradient_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Gradients through the op equal, value for value, those through the same casts written by hand."""
     got, without = _gradients(case, backend)
-    yield from _same_outcome("gradient", got, without)
+    yield from same_outcome("gradient", got, without)
 
 
 def check_gradient_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
@@ -299,7 +238,7 @@ def check_gradient_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
     bound = bounds_of(case.noise, ran_in).gradient
     got, without = _gradients(case, backend)
     if without.error is not None:
-        yield _same_error("outcome", got, without)
+        yield same_error("outcome", got, without)
         return
     yield exact("outcome", actual=got.error, expected=None, why="it has gradients by hand")
     reference = by_hand.gradients(case, _reference(case, backend))

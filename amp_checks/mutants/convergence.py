@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from amp_checks.core import Backend
 from amp_checks.mutants import convergence_faults as faults
 from amp_checks.planting import Mutant
@@ -15,82 +17,175 @@ def _bfloat16(backend: Backend) -> bool:
     return backend.dtype == "bfloat16"
 
 
+GRADIENTS = ("check_first_gradients",)
+PARITY = ("check_trains_like_fp32",)
+
+
+def _row(
+    name: str,
+    case: str,
+    fault: str,
+    plant: faults.Plant,
+    killed_by: tuple[str, ...],
+    applies: Callable[[Backend], bool] = lambda _: True,
+    *,
+    full: bool = False,
+) -> Mutant:
+    return Mutant(
+        id=f"{name}-{case}",
+        family="convergence",
+        fault=fault,
+        plant=plant,
+        case=case,
+        killed_by=killed_by,
+        applies=applies,
+        full=full,
+    )
+
+
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        id="gradients-times-0.9",
-        family="convergence",
-        fault="every gradient is 0.9 of what it should be (Adam does not mind)",
-        plant=faults.with_scaler(faults.GradientsTimes09),
-        case="reference",
-        killed_by=("check_first_gradients",),
+    _row(
+        "gradients-times-0.9",
+        "reference",
+        "every gradient is 0.9 of what it should be (Adam does not mind)",
+        faults.with_scaler(faults.GradientsTimes09),
+        GRADIENTS,
     ),
-    Mutant(
-        id="unscale-forgotten",
-        family="convergence",
-        fault="the optimizer sees gradients that still carry the loss scale (Adam does not mind)",
-        plant=faults.with_scaler(faults.UnscaleForgotten),
-        case="reference",
-        killed_by=("check_first_gradients",),
-        applies=_float16,
+    _row(
+        "unscale-forgotten",
+        "reference",
+        "the optimizer sees gradients that still carry the loss scale (Adam does not mind)",
+        faults.with_scaler(faults.UnscaleForgotten),
+        GRADIENTS,
+        _float16,
     ),
-    Mutant(
-        id="scaler-absent",
-        family="convergence",
-        fault="float16 trained without a scaler",
-        plant=faults.with_scaler(faults.absent_scaler),
-        case="reference",
-        killed_by=("check_steps_run",),
-        applies=_float16,
+    _row(
+        "layer-left-scaled",
+        "reference",
+        "the gradient of one parameter is not unscaled (Adam does not mind)",
+        faults.with_scaler(faults.LayerLeftScaled),
+        GRADIENTS,
+        _float16,
     ),
-    Mutant(
-        id="scale-backs-off-always",
-        family="convergence",
-        fault="the loss scale backs off after clean steps too",
-        plant=faults.with_scaler(faults.BacksOffAlways),
-        case="reference",
-        killed_by=("check_steps_run",),
-        applies=_float16,
+    _row(
+        "micro-batch-left-unscaled",
+        "digits-accumulated-clipped",
+        "one micro-batch of four is not scaled, and so is lost",
+        faults.with_scaler(faults.MicroBatchLeftUnscaled),
+        PARITY + GRADIENTS,
+        _float16,
     ),
-    Mutant(
-        id="every-tenth-step-skipped",
-        family="convergence",
-        fault="every tenth step is skipped for no reason",
-        plant=faults.with_scaler(faults.SkipsEveryTenth),
-        case="reference",
-        killed_by=("check_trains_like_fp32", "check_steps_run"),
+    _row(
+        "scaler-absent",
+        "reference",
+        "float16 trained without a scaler, where nothing underflows",
+        faults.with_scaler(faults.absent_scaler),
+        ("check_steps_run",),
+        _float16,
     ),
-    Mutant(
-        id="every-tenth-step-twice",
-        family="convergence",
-        fault="every tenth step is taken twice",
-        plant=faults.with_scaler(faults.StepsTwice),
-        case="reference",
-        killed_by=("check_trains_like_fp32",),
+    _row(
+        "scaler-absent",
+        "gradients-underflow",
+        "float16 trained without a scaler, where everything underflows",
+        faults.with_scaler(faults.absent_scaler),
+        (
+            "check_trains_like_fp32",
+            "check_learns",
+            "check_steps_run",
+            "check_first_gradients",
+            "check_gradients_survive",
+        ),
+        _float16,
     ),
-    Mutant(
-        id="weights-kept-in-bfloat16",
-        family="convergence",
-        fault="weights are kept in bfloat16, so that small updates are lost",
-        plant=faults.with_scaler(faults.WeightsKeptBFloat16),
-        case="reference",
-        killed_by=("check_trains_like_fp32",),
-        applies=_bfloat16,
+    _row(
+        "scale-starts-low",
+        "gradients-underflow",
+        "the loss scale starts at 1024, and some gradients underflow",
+        faults.with_scaler(faults.small_scale),
+        ("check_gradients_survive",),
+        _float16,
     ),
-    Mutant(
-        id="stale-weight-cache",
-        family="convergence",
-        fault="one region around the whole loop: the weight cache freezes the weights it sees",
-        plant=faults.with_region(faults.keeps_cache),
-        case="reference",
-        killed_by=("check_trains_like_fp32",),
+    _row(
+        "scale-backs-off-always",
+        "reference",
+        "the loss scale backs off after clean steps too",
+        faults.with_scaler(faults.BacksOffAlways),
+        ("check_steps_run",),
+        _float16,
     ),
-    Mutant(
-        id="loss-in-low-precision",
-        family="convergence",
-        fault="the loss is computed in the low dtype",
-        plant=faults.with_region(faults.low_precision_calls("mse_loss")),
-        case="reference",
-        killed_by=("check_trains_like_fp32", "check_steps_run", "check_first_gradients"),
-        applies=_float16,
+    _row(
+        "steps-on-overflow",
+        "gradients-overflow",
+        "the optimizer steps on infinite gradients",
+        faults.with_scaler(faults.StepsOnOverflow),
+        ("check_trains_like_fp32", "check_learns", "check_steps_run", "check_first_gradients"),
+        _float16,
+    ),
+    _row(
+        "every-tenth-step-skipped",
+        "reference",
+        "every tenth step is skipped for no reason",
+        faults.with_scaler(faults.SkipsEveryTenth),
+        ("check_trains_like_fp32", "check_steps_run"),
+    ),
+    _row(
+        "every-tenth-step-twice",
+        "reference",
+        "every tenth step is taken twice",
+        faults.with_scaler(faults.StepsTwice),
+        PARITY,
+    ),
+    _row(
+        "nothing-learned",
+        "digits-mlp",
+        "the optimizer moves no weight, in FP32 and AMP alike",
+        faults.nothing_learned,
+        ("check_learns",),
+    ),
+    _row(
+        "stale-weight-cache",
+        "reference",
+        "one region around the whole loop: the weight cache freezes the weights it sees",
+        faults.with_region(faults.keeps_cache),
+        PARITY,
+    ),
+    _row(
+        "weights-kept-low",
+        "reference",
+        "weights are kept in the low dtype, so that small updates are lost",
+        faults.with_scaler(faults.WeightsKeptFloat16),
+        ("check_stays_fp32",),
+        _float16,
+    ),
+    _row(
+        "weights-kept-low",
+        "digits-averaged-weights",
+        "weights are kept in the low dtype, so that small updates are lost",
+        faults.with_scaler(faults.WeightsKeptBFloat16),
+        ("check_stays_fp32",),
+        _bfloat16,
+    ),
+    _row(
+        "loss-in-low-precision",
+        "digits-mlp",
+        "the loss is computed in the low dtype",
+        faults.with_region(faults.low_precision_calls("cross_entropy")),
+        ("check_trains_like_fp32", "check_steps_run", "check_gradients_survive", "check_stays_fp32"),
+        _float16,
+    ),
+    _row(
+        "loss-in-low-precision",
+        "digits-averaged-weights",
+        "the loss is computed in the low dtype",
+        faults.with_region(faults.low_precision_calls("cross_entropy")),
+        ("check_stays_fp32",),
+        _bfloat16,
+    ),
+    _row(
+        "statistics-kept-low",
+        "digits-cnn",
+        "batch normalisation keeps its running statistics in the low dtype",
+        faults.with_region(faults.low_statistics),
+        ("check_stays_fp32",),
     ),
 )

@@ -10,10 +10,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from amp_checks.checks import convergence
 from amp_checks.core import Backend
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
@@ -42,6 +44,29 @@ class UnscaleForgotten(torch.amp.GradScaler):
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 parameter.grad.mul_(self.get_scale())
+
+
+class LayerLeftScaled(torch.amp.GradScaler):
+    """The gradient of the first parameter is not unscaled."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        first = next(parameters_of(optimizer))
+        if first.grad is not None:
+            first.grad.mul_(self.get_scale())
+
+
+class MicroBatchLeftUnscaled(torch.amp.GradScaler):
+    """Of the losses that are accumulated, every fourth is not scaled, and so is lost."""
+
+    def __init__(self, device: str, **settings: Any) -> None:
+        super().__init__(device, **settings)
+        self.calls = 0
+
+    def scale(self, outputs: Any) -> Any:
+        self.calls += 1
+        scaled = super().scale(outputs)
+        return scaled if self.calls % 4 else scaled / self.get_scale()
 
 
 class StepsOnOverflow(torch.amp.GradScaler):
@@ -97,7 +122,7 @@ class BacksOffAlways(torch.amp.GradScaler):
 class WeightsKeptLow(torch.amp.GradScaler):
     """Weights live in the low dtype: each update is rounded to it, and small ones are lost."""
 
-    low_dtype = torch.float16
+    low_dtype: torch.dtype
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         result = super().step(optimizer, *args, **kwargs)
@@ -108,9 +133,20 @@ class WeightsKeptLow(torch.amp.GradScaler):
 
 
 class WeightsKeptBFloat16(WeightsKeptLow):
-    """The same in bfloat16."""
+    """The low dtype is bfloat16."""
 
     low_dtype = torch.bfloat16
+
+
+class WeightsKeptFloat16(WeightsKeptLow):
+    """The low dtype is float16."""
+
+    low_dtype = torch.float16
+
+
+def small_scale(device: str, /, **settings: Any) -> torch.amp.GradScaler:
+    """A scaler whose loss scale starts too low, at 1024."""
+    return torch.amp.GradScaler(device, **{**settings, "init_scale": 1024.0})
 
 
 def absent_scaler(device: str, /, **settings: Any) -> torch.amp.GradScaler:
@@ -149,10 +185,24 @@ class LowPrecisionCalls(TorchFunctionMode):
         if getattr(func, "__name__", "") not in self.names:
             return func(*args, **(kwargs or {}))
         with torch.autocast(self.device_type, dtype=self.dtype, enabled=False):
-            low = [
-                x.to(self.dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args
-            ]
+            low = [x.to(self.dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
             return func(*low, **(kwargs or {})).float()
+
+
+class LowStatistics(TorchFunctionMode):
+    """Batch normalisation keeps its running statistics in the low dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "batch_norm":
+            for running in args[1:3]:
+                # Past the version counter: backward does not need these values, but it counts changes.
+                running.data.copy_(running.to(self.dtype))
+        return out
 
 
 def with_scaler(grad_scaler: Any, bfloat16: Any = None) -> Plant:
@@ -184,6 +234,24 @@ def with_region(wrap: Callable[[Backend, AbstractContextManager[Any]], AbstractC
 
 def keeps_cache(_: Backend, region: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
     return KeepsCache(region)
+
+
+@contextmanager
+def low_statistics(backend: Backend, region: AbstractContextManager[Any]) -> Iterator[None]:
+    """Regions in which batch normalisation keeps its statistics in the low dtype."""
+    with region, LowStatistics(backend.low_dtype):
+        yield
+
+
+@contextmanager
+def nothing_learned(backend: Backend) -> Iterator[Backend]:
+    """Plant an SGD that moves no weight, in FP32 and AMP alike."""
+    convergence.forget_runs()
+    try:
+        with mock.patch.object(torch.optim.SGD, "step", lambda *_, **__: None):
+            yield backend
+    finally:
+        convergence.forget_runs()
 
 
 def low_precision_calls(

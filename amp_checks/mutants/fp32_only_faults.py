@@ -99,9 +99,7 @@ def leaks(backend: Backend, device_type: str, *, enabled: bool, **settings: Any)
 
 def computes_in_float32(function: Call, args: Any, kwargs: Any) -> Any:
     """A 16-bit call is computed in float32 in silence, and its result cast back."""
-    low = [
-        x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dtype in LOW
-    ]
+    low = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dtype in LOW]
     if not low:
         return function(*args, **kwargs)
     wide_args, wide_kwargs = map_tensors(torch.Tensor.float, (args, kwargs))

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from amp_checks import _torch_private as private
 from amp_checks.cases.ops_inputs import map_leaves
@@ -199,3 +200,75 @@ def low_gradients(backend: Backend) -> Iterator[Backend]:
 
     with mock.patch.object(torch.autograd, "grad", grad):
         yield backend
+
+
+def casting_float64_too(op: str) -> Rule:
+    """A rule that casts float64 to the low dtype, which autocast leaves alone."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        call = _below_autocast(op, backend)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            narrowed = map_leaves(lambda t: t.float() if t.dtype is torch.float64 else t, args, torch.Tensor)
+            return call(*cast(narrowed, backend.low_dtype), **kwargs)
+
+        return kernel
+
+    return rule
+
+
+def forcing_float32(op: str) -> Rule:
+    """A rule that puts ``dtype=float32`` in the place of the user's own."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        call = _below_autocast(op, backend)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(args[-1], torch.dtype):
+                args = args[:-1]
+            return call(*args, **{**kwargs, "dtype": torch.float32})
+
+        return kernel
+
+    return rule
+
+
+def promoting(op: str, *, widest: bool = True, refuses: bool = True) -> Rule:
+    """``promote``, right or without one of its two halves: the widest dtype wins, another low dtype is refused."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        call = _below_autocast(op, backend)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            found = {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)} & set(CASTABLE)
+            if refuses and other_low(backend) in found:
+                raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+            target = torch.float32 if widest and torch.float32 in found else backend.low_dtype
+            return call(*cast(args, target), **kwargs)
+
+        return kernel
+
+    return rule
+
+
+def casting_out_form(op: str) -> Rule:
+    """A rule for an ``out=`` form, which should have none: its result is computed in the low dtype."""
+
+    def rule(backend: Backend) -> Callable[..., Any]:
+        call = _below_autocast(op, backend)
+
+        def kernel(*args: Any, out: torch.Tensor) -> Any:
+            return out.copy_(call(*cast(args, backend.low_dtype)))
+
+        return kernel
+
+    return rule
+
+
+def never_disabled(backend: Backend) -> Any:
+    """Regions that stay on where ``enabled=False`` is asked for."""
+
+    def region(device_type: str, **kwargs: Any) -> Any:
+        return backend.autocast(device_type, **{**kwargs, "enabled": True})
+
+    return region

@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from amp_checks import core, planting, policy, policy_observed
 from amp_checks.cases.ops import CASES, OVERLOADS, BannedCase, RegistrationCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
+from amp_checks.cases.ops_variants import ExplicitDtypeCase, PromotionCase, Variant
 from amp_checks.checks import ops as checks
 from amp_checks.core import Backend, CastPolicy, Status, SuiteError
 from amp_checks.mutants import ops_faults as faults
 from amp_checks.planting import Mutant, Tally
 
 Progress = Callable[[str], None]
-RowCase = OpCase | EntryCase | BannedCase
+RowCase = OpCase | EntryCase | BannedCase | Variant
 
-REMOVED, TO_FP32, TO_LOW, DTYPE_FORCED = "rule removed", "turned to fp32", "turned low", "explicit dtype overridden"
+REMOVED, TO_FP32, TO_LOW = "rule removed", "turned to fp32", "turned low"
+DTYPE_FORCED, NARROWEST, TAKES_ANY = "dtype= overridden", "narrowest dtype wins", "other low dtype taken"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +45,26 @@ def faults_of(name: str, rule: CastPolicy) -> Iterator[RuleFault]:
             ways[TO_FP32] = faults.casting_to(name, faults.float32)
         if rule is not CastPolicy.LOWER_PRECISION_FP:
             ways[TO_LOW] = faults.casting_to(name, faults.low)
+        if rule is CastPolicy.FP32_SET_OPT_DTYPE:
+            ways[DTYPE_FORCED] = faults.forcing_float32(name)
+        if rule is CastPolicy.PROMOTE:
+            ways[NARROWEST] = faults.promoting(name, widest=False)
+            ways[TAKES_ANY] = faults.promoting(name, refuses=False)
     for kind, broken in ways.items():
         yield RuleFault(op=name, policy=rule, kind=kind, rule=broken)
 
 
-def case_for(name: str, backend: Backend) -> RowCase | None:
-    """The case that runs the op on that backend; None where nothing of it runs there."""
+def case_for(name: str, kind: str, backend: Backend) -> RowCase | None:
+    """The case that shows a fault of that kind on that backend; None where nothing of the op runs there."""
+    if kind == DTYPE_FORCED:
+        return ExplicitDtypeCase(op=OVERLOADS[name])
+    if kind in (NARROWEST, TAKES_ANY):
+        return PromotionCase(op=OVERLOADS[name])
     for case in CASES:
-        if isinstance(case, OpCase | EntryCase | BannedCase) and case.runs_on(backend):
-            if name == (case.id if isinstance(case, OpCase) else case.op.id):
-                return case
+        if not isinstance(case, OpCase | EntryCase | BannedCase):
+            continue
+        if name == (case.id if isinstance(case, OpCase) else case.op.id) and case.runs_on(backend):
+            return case
     return None
 
 
@@ -71,9 +83,8 @@ def break_every_rule(progress: Progress, backends: tuple[Backend, ...] | None = 
     for backend in policy_observed.default_backends() if backends is None else backends:
         counts: dict[tuple[str, CastPolicy], _Count] = defaultdict(_Count)
         for name, rule in sorted(policy.declared(backend.device_type).items()):
-            case = case_for(name, backend)
             for fault in faults_of(name, rule):
-                _try(fault, case, backend, counts[fault.kind, rule])
+                _try(fault, case_for(name, fault.kind, backend), backend, counts[fault.kind, rule])
         for (kind, rule), count in sorted(counts.items()):
             yield Tally(
                 kind=f"{kind}, {backend.device_type}, {rule}",
