@@ -80,9 +80,7 @@ class OpCase:
         rule = policy.of(self.id, backend.device_type)
         if self.device_only and backend.emulated:
             return False
-        if rule is CastPolicy.BANNED or (
-            self.only and (backend.emulated or backend.device_type not in self.only)
-        ):
+        if rule is CastPolicy.BANNED or (self.only and (backend.emulated or backend.device_type not in self.only)):
             return False
         return rule is not CastPolicy.UNLISTED or (not self.listed_only and policy.exists(self.id))
 

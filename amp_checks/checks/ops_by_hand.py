@@ -181,9 +181,7 @@ def gradients(
 def _weighted(
     outputs: Any, leaves: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    differentiable = [
-        leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    differentiable = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     weights = []
     for index, output in enumerate(differentiable):
         weight = randn(*output.shape, 2, seed=f"weights {index}").bfloat16().float()

@@ -33,7 +33,7 @@ class Entry:
     dtype_argument: str | None = None
 
 
-class StoppedAtEntry(Exception):  # noqa: N818 - no error: the op was not wanted beyond its entry
+class StoppedAtEntry(Exception):
     """The probe was asked to go no further: this machine has no kernel for the op."""
 
 
