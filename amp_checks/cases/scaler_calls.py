@@ -257,6 +257,18 @@ STORIES: tuple[StoryCase, ...] = (
         behaviours=(12,),
     ),
     StoryCase(
+        id="backward-after-update",
+        shows="outputs that were scaled in a list keep the scale of their time",
+        source="torch.amp.GradScaler: _MultiDeviceReplicator serves copies",
+        behaviours=(8, 10),
+    ),
+    StoryCase(
+        id="guards",
+        shows="a scaler whose insides were tampered with says so",
+        source="torch.amp.GradScaler: the text of its errors",
+        behaviours=(13,),
+    ),
+    StoryCase(
         id="gradient-penalty",
         shows="gradients of a double backward, unscaled by hand for the penalty, equal those without a scaler",
         source="torch notes: Automatic Mixed Precision examples, gradient penalty",
@@ -345,6 +357,12 @@ STORIES: tuple[StoryCase, ...] = (
         shows="a grad_scale that the script has set multiplies the scale, and is gone after the step",
         source="torch.amp.GradScaler.step: the comment on the product of the scales",
         behaviours=(32,),
+    ),
+    StoryCase(
+        id="sparse-float16-of-scaling-optimizer",
+        shows="float16 sparse gradients are coalesced before they are checked",
+        source="torch.amp.GradScaler: the comment on coalescing in _unscale_grads_",
+        behaviours=(19,),
     ),
     StoryCase(
         id="scaler-argument-warning",

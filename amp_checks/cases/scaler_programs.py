@@ -437,6 +437,19 @@ ROWS: tuple[ProgramCase, ...] = (
         behaviours=(24, 29),
     ),
     ProgramCase(
+        id="scaling-optimizer-repaired-after-unscale",
+        program=Program(
+            actions=(
+                *(backward(INF, 1.0), Unscale(), SetGrad(0, (1.0, 1.0)), Step(), Update(), ZeroGrad()),
+                *(GOOD, Unscale(), SetGrad(0, (INF, 1.0)), Step(), Update()),
+            ),
+            optimizers=_kind(Kind.SCALING),
+        ),
+        shows="after unscale_ an optimizer with its own scaling goes by what unscale_ found",
+        source=CONTRACT,
+        behaviours=(27, 29),
+    ),
+    ProgramCase(
         id="scaling-optimizer-without-gradients",
         program=Program(actions=(Scale(), Step(), Update()), optimizers=_kind(Kind.SCALING)),
         shows="without gradients an optimizer with its own scaling steps; update has nothing to go by",
@@ -504,7 +517,7 @@ ROWS: tuple[ProgramCase, ...] = (
     ProgramCase(
         id="load-into-new",
         program=Program(
-            actions=(*_iteration() * 9, Save(), Fresh(), Load(), *_iteration() * 2),
+            actions=(*_bad(INF), *_iteration() * 9, Save(), Fresh(), Load(), *_iteration() * 2),
             settings=Settings(growth_interval=10),
         ),
         shows="a new scaler that loads the state grows on the step on which the old one would have",

@@ -74,15 +74,23 @@ def check_first_scale(case: ConstructCase, backend: Backend) -> Iterator[Finding
 
 def check_scaled_outputs(case: OutputsCase, backend: Backend) -> Iterator[Finding]:
     """Types, dtypes and values of what ``scale`` returns, or its error."""
+    for again in (False, True):
+        text = _scaled(case, backend, again=again)
+        told = "scaler.scale(outputs), again" if again else "scaler.scale(outputs)"
+        yield exact(told, actual=text, expected=case.expected, why=case.source)
+
+
+def _scaled(case: OutputsCase, backend: Backend, *, again: bool) -> str:
     scaler = backend.scaler(init_scale=case.init_scale, enabled=case.enabled)
     outputs = _outputs(case, backend)
     try:
+        if again:
+            attempt("scaler.scale", scaler.scale, torch.ones((), device=backend.device_type))
         result = attempt("scaler.scale", scaler.scale, outputs)
         same = result is outputs
-        text = "the same object" if same else attempt("what scale returned", describe, result, read=case.starts)
+        return "the same object" if same else attempt("what scale returned", describe, result, read=case.starts)
     except Raised as raised:
-        text = error_text(raised)
-    yield exact("scaler.scale(outputs)", actual=text, expected=case.expected, why=case.source)
+        return error_text(raised)
 
 
 def _outputs(case: OutputsCase, backend: Backend) -> Any:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from amp_checks.cases.scaler_gradients import GradientCase
-from amp_checks.core import Backend, Check, Finding, attempt, exact
-from amp_checks.scaler.calls import outcome
+from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.scaler.calls import NO_ERROR, outcome
 from amp_checks.scaler.gradients import SCALE, Setup, build
 from amp_checks.scaler.training import difference
 
@@ -25,13 +25,19 @@ def _setup(case: GradientCase, backend: Backend, bad: float | None) -> Setup:
     return build(case, backend, scaler=backend.scaler(init_scale=SCALE), bad=bad)
 
 
+def _step(setup: Setup, told: str, *, why: str) -> Iterator[Finding]:
+    """A step and an update, neither of which may raise."""
+    for name, call in (("step", lambda: setup.scaler.step(setup.optimizer)), ("update", setup.scaler.update)):
+        seen = outcome(f"scaler.{name}", call)
+        yield exact(f"error of {name} {told}", actual=seen, expected=NO_ERROR, why=why)
+
+
 def check_bad_gradient_skips_step(case: GradientCase, backend: Backend) -> Iterator[Finding]:
     """With inf, -inf or NaN in the case's place no parameter changes, and the scale backs off."""
     for bad in (math.inf,) if case.sums else (math.inf, -math.inf, math.nan):
         setup = _setup(case, backend, bad)
         before = setup.values()
-        attempt("scaler.step", setup.scaler.step, setup.optimizer)
-        attempt("scaler.update", setup.scaler.update)
+        yield from _step(setup, f"with {bad} in gradient {case.bad}", why=case.source)
         for number, (now, then) in enumerate(zip(setup.values(), before, strict=True)):
             yield exact(
                 f"parameter {number} after a step with {bad} in gradient {case.bad}",
@@ -50,8 +56,7 @@ def check_bad_gradient_skips_step(case: GradientCase, backend: Backend) -> Itera
 def check_clean_gradient_is_used(case: GradientCase, backend: Backend) -> Iterator[Finding]:
     """Without a bad value the step is the one without a scaler, bit for bit, and the scale stays."""
     setup = _setup(case, backend, None)
-    attempt("scaler.step", setup.scaler.step, setup.optimizer)
-    attempt("scaler.update", setup.scaler.update)
+    yield from _step(setup, "with clean gradients", why=case.source)
     plain = build(case, backend, scaler=None, bad=None)
     plain.optimizer.step()
     for number, (actual, expected) in enumerate(zip(setup.values(), plain.values(), strict=True)):
@@ -70,11 +75,13 @@ def check_gradient_is_unscaled(case: GradientCase, backend: Backend) -> Iterator
         if case.sums and bad is not None:
             continue
         setup = _setup(case, backend, bad)
-        attempt("scaler.unscale_", setup.scaler.unscale_, setup.optimizer)
+        told = f"unscale_ of {'clean gradients' if bad is None else 'one with inf'}"
+        seen = outcome("scaler.unscale_", setup.scaler.unscale_, setup.optimizer)
+        yield exact(f"error of {told}", actual=seen, expected=NO_ERROR, why=case.source)
         plain = build(case, backend, scaler=None, bad=bad)
         for number, (actual, expected) in enumerate(zip(setup.gradients(), plain.gradients(), strict=True)):
             yield exact(
-                f"gradient {number} after unscale_ of {'clean gradients' if bad is None else 'one with inf'}",
+                f"gradient {number} after {told}",
                 actual=difference(actual, expected) or "unscaled",
                 expected="unscaled",
                 why="torch.amp.GradScaler.unscale_: divides the gradients by the scale",
@@ -85,6 +92,9 @@ def check_gradient_is_refused(case: GradientCase, backend: Backend) -> Iterator[
     """``unscale_`` raises the error that the case names (its text up to where it depends on the build)."""
     setup = _setup(case, backend, None)
     error = outcome("scaler.unscale_", setup.scaler.unscale_, setup.optimizer)
+    seen = outcome("scaler.update", setup.scaler.update)
+    expected = "AssertionError: No inf checks were recorded prior to update."
+    yield exact("error of update after it", actual=seen, expected=expected, why=case.source)
     yield exact(
         "error of unscale_",
         actual=error[: len(case.refused)] if error.startswith(case.refused) else error,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from amp_checks.checks.scaler_fused import (
     check_fused_float16,
     check_fused_skip_runs_no_hooks,
     check_preset_grad_scale,
+    check_sparse_float16_is_coalesced,
 )
 from amp_checks.checks.scaler_kernels import (
     check_kernel_arguments,
@@ -23,7 +25,7 @@ from amp_checks.checks.scaler_kernels import (
     check_update_kernel_arithmetic,
 )
 from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
-from amp_checks.scaler.calls import NO_ERROR, backward, leaf_of, outcome
+from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, outcome
 from amp_checks.scaler.training import difference
 
 def checks_for(case: StoryCase) -> Iterator[Check]:
@@ -33,6 +35,9 @@ def checks_for(case: StoryCase) -> Iterator[Check]:
 def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """A scaler for cuda: enabled where there is CUDA, else disabled with a warning, and none where it is disabled."""
     here = torch.cuda.is_available()
+    unnamed = attempt("GradScaler()", type(backend.scaler()))
+    told = "a scaler of no named device is enabled"
+    yield exact(told, actual=unnamed.is_enabled(), expected=here, why="the default of device is cuda")
     for enabled in (True, False):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -72,6 +77,9 @@ def check_disabled_getters(case: StoryCase, backend: Backend) -> Iterator[Findin
 
 def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """``torch.GradScaler``, ``torch.cuda.amp.GradScaler`` and ``torch.cpu.amp.GradScaler``."""
+    module = sys.modules[type(backend.scaler()).__module__]
+    names = ", ".join(getattr(module, "__all__", ()))
+    yield exact("names that the module exports", actual=names, expected="OptState, GradScaler", why=case.source)
     yield exact(
         "torch.GradScaler is torch.amp.GradScaler",
         actual=torch.GradScaler is torch.amp.GradScaler,
@@ -141,6 +149,50 @@ def check_first_scale_in_inference_mode(case: StoryCase, backend: Backend) -> It
     yield exact("scaler.step", actual=seen, expected=NO_ERROR, why=case.source)
     seen = outcome("scaler.update", scaler.update)
     yield exact("scaler.update", actual=seen, expected=NO_ERROR, why=case.source)
+
+
+def check_backward_after_update(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``scale([loss])``, ``update``, and only then ``backward``."""
+    scaler = backend.scaler(init_scale=8.0)
+    leaf = leaf_of(backend, 3.0)
+    (scaled,) = attempt("scaler.scale", scaler.scale, [leaf.sum()])
+    attempt("scaler.update", scaler.update, 2.0)
+    seen = outcome("backward", scaled.backward)
+    yield exact("backward after update", actual=seen, expected=NO_ERROR, why=case.source)
+    gradient = None if leaf.grad is None else leaf.grad.item()
+    yield exact("gradient", actual=gradient, expected=8.0, why=case.source)
+
+
+def check_guards(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Scale without tracker, tracker without scale, a parameter that is no tensor, the tracker of a disabled scaler."""
+    loss = torch.ones((), device=backend.device_type)
+    scaler = backend.scaler()
+    scaler.scale(loss)
+    scaler._growth_tracker = None  # noqa: SLF001 - tampering is what this is about
+    fix = "This may indicate your script did not use scaler.scale(loss or outputs) earlier in the iteration."
+    expected = f"AssertionError: Attempted update but _growth_tracker is None.  {fix}"
+    seen = outcome("scaler.update", scaler.update)
+    yield exact("update without a tracker", actual=seen, expected=expected, why=case.source)
+    for outputs in (loss, [loss]):
+        scaler = backend.scaler()
+        scaler._growth_tracker = loss  # noqa: SLF001
+        seen = outcome("scaler.scale", scaler.scale, outputs)
+        expected = "AssertionError: _growth_tracker initialized before _scale"
+        told = f"scale of a {type(outputs).__name__} with a tracker and no scale"
+        yield exact(told, actual=seen, expected=expected, why=case.source)
+    scaler = backend.scaler()
+    optimizer = torch.optim.SGD([leaf_of(backend)], lr=1.0)
+    optimizer.param_groups[0]["params"].append("text")
+    scaler.scale(loss)
+    seen = outcome("scaler.unscale_", scaler.unscale_, optimizer)
+    expected = "AssertionError: expected param to be torch.Tensor, got str"
+    yield exact("unscale_ with a parameter that is text", actual=seen, expected=expected, why=case.source)
+    disabled = backend.scaler(enabled=False)
+    seen = outcome("the tracker", disabled._get_growth_tracker)  # noqa: SLF001
+    yield exact("reading the tracker of a disabled scaler", actual=seen, expected=NO_ERROR, why=case.source)
+    if seen == NO_ERROR:
+        tracker = disabled._get_growth_tracker()  # noqa: SLF001
+        yield exact("tracker of a disabled scaler", actual=tracker, expected=0, why=case.source)
 
 
 def check_gradient_penalty(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -407,8 +459,8 @@ def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Ite
     leaf = leaf_of(backend)
     optimizer = torch.optim.SGD([leaf], lr=1.0)
     scaler.scale(torch.ones((), device=backend.device_type))
-    flags = attempt("_found_inf_per_device", scaler._found_inf_per_device, optimizer)  # noqa: SLF001
-    yield exact("flags before a check", actual=repr(flags), expected="{}", why=case.source)
+    told = _flags(scaler._found_inf_per_device, optimizer)  # noqa: SLF001
+    yield exact("flags before a check", actual=told, expected="[]", why=case.source)
     seen = outcome("pickle.dumps", pickle.dumps, scaler)
     expected = (
         "AssertionError: A GradScaler instance may only be pickled at the beginning of an iteration, or at the end after "
@@ -417,11 +469,24 @@ def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Ite
     yield exact("pickling after reading the flags", actual=seen, expected=expected, why=case.source)
     backward(scaler, leaf, float("inf"))
     attempt("scaler.unscale_", scaler.unscale_, optimizer)
-    values = [flag.item() for flag in scaler._found_inf_per_device(optimizer).values()]  # noqa: SLF001
-    yield exact("flags after unscale_ found inf", actual=repr(values), expected="[1.0]", why=case.source)
-    checked = attempt("_check_inf_per_device", scaler._check_inf_per_device, optimizer)  # noqa: SLF001
-    told = repr([flag.item() for flag in checked.values()])
+    told = _flags(scaler._found_inf_per_device, optimizer)  # noqa: SLF001
+    yield exact("flags after unscale_ found inf", actual=told, expected="[1.0]", why=case.source)
+    told = _flags(scaler._check_inf_per_device, optimizer)  # noqa: SLF001
     yield exact("flags that a check gives back", actual=told, expected="[1.0]", why=case.source)
+    told = _flags(backend.scaler()._check_inf_per_device, optimizer)  # noqa: SLF001
+    expected = (
+        "AssertionError: Attempted _check_inf_per_device but _scale is None.  This may indicate your script did not use "
+        "scaler.scale(loss or outputs) earlier in the iteration."
+    )
+    yield exact("checking before the first scale", actual=told, expected=expected, why=case.source)
+
+
+def _flags(read: Callable[[Any], dict[Any, torch.Tensor]], optimizer: torch.optim.Optimizer) -> str:
+    """The flags of all devices as text, or the error of reading them."""
+    try:
+        return repr(attempt("the flags", lambda: [flag.item() for flag in read(optimizer).values()]))
+    except Raised as raised:
+        return error_text(raised)
 
 
 def check_scheduler_after_skip(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -478,6 +543,8 @@ CHECKS: dict[str, Check] = {
     "getters-and-setters": check_getters_and_setters,
     "scaling-is-differentiable": check_scaling_is_differentiable,
     "first-scale-in-inference-mode": check_first_scale_in_inference_mode,
+    "backward-after-update": check_backward_after_update,
+    "guards": check_guards,
     "gradient-penalty": check_gradient_penalty,
     "clip-by-norm": check_clip_by_norm,
     "two-parameters-one-gradient": check_two_parameters_one_gradient,
@@ -493,6 +560,7 @@ CHECKS: dict[str, Check] = {
     "fused-float16": check_fused_float16,
     "fused-unscaled-before": check_fused_after_unscale,
     "scale-on-fused-optimizer": check_preset_grad_scale,
+    "sparse-float16-of-scaling-optimizer": check_sparse_float16_is_coalesced,
     "scaler-argument-warning": check_scaler_argument_warns,
     "new-scale-kinds": check_new_scale_kinds,
     "new-scale-shape-1": check_new_scale_of_shape_1,

@@ -105,7 +105,10 @@ class Driver:
             returned = repr(attempt(type(action).__name__, _CALLS[type(action)], self, action))
         except Raised as raised:
             error, returned = f"{type(raised.error).__name__}: {first_line(raised.error)}", "None"
-        return attempt("the scaler's state after the action", self.observe, error, returned)
+        try:
+            return attempt("the scaler's state after the action", self.observe, error, returned)
+        except Raised as raised:
+            return _unseen(raised)
 
     def observe(self, error: str, returned: str) -> Observation:
         state = self.scaler.state_dict()
@@ -200,6 +203,14 @@ class Driver:
             self.scaler = pickle.loads(pickle.dumps(self.scaler))  # noqa: S301 - our own scaler
         else:
             self.scaler = copy.deepcopy(self.scaler)
+
+
+def _unseen(raised: Raised) -> Observation:
+    """What stands for a scaler whose state cannot even be read."""
+    what = f"{raised.subject}: {type(raised.error).__name__}: {first_line(raised.error)}"
+    return Observation(
+        error=what, returned="", scale=what, tracker=-2, steps=(), gradients=(), parameters=(), states=()
+    )
 
 
 def _text(tensor: torch.Tensor | None) -> str:
