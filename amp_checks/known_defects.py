@@ -14,10 +14,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from amp_checks import data
+from amp_checks import data, machine
 from amp_checks.core import Finding, Result, Status, SuiteError
 
 FIELDS = ("id", "check", "case", "backends", "torch", "expects", "reason", "link")
+OPTIONAL = ("machine",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,10 @@ class Expected:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """One entry. ``backends`` are shell patterns on ids; ``torch`` is a version specifier; ``link`` may be empty."""
+    """One entry. ``backends`` are shell patterns on ids; ``torch`` is a version specifier; ``link`` may be empty.
+
+    ``machine`` names a condition of `amp_checks.machine`: the defect shows only where that holds.
+    """
 
     id: str
     check: str
@@ -45,6 +49,7 @@ class Defect:
     expects: tuple[Expected, ...]
     reason: str
     link: str
+    machine: str = ""
 
     def names(self, *, check: str, case: str, backend: str) -> bool:
         return (
@@ -74,7 +79,7 @@ def load(path: Path) -> tuple[Defect, ...]:
 
 
 def _entry(path: Path, entry: dict[str, object]) -> Defect:
-    wrong = set(entry) ^ set(FIELDS)
+    wrong = (set(entry) - set(OPTIONAL)) ^ set(FIELDS)
     expects = entry.get("expects")
     if wrong or not isinstance(expects, list) or not expects or not isinstance(entry["backends"], list):
         message = (
@@ -83,8 +88,16 @@ def _entry(path: Path, entry: dict[str, object]) -> Defect:
         )
         raise SuiteError(message)
     texts = {name: str(entry[name]) for name in ("id", "check", "case", "torch", "reason", "link")}
+    condition = str(entry.get("machine", ""))
+    if condition not in machine.CONDITIONS:
+        message = (
+            f"{path.name}: entry {texts['id']!r} names the machine condition {condition!r}; "
+            f"there are {', '.join(filter(None, machine.CONDITIONS))}"
+        )
+        raise SuiteError(message)
     return Defect(
         **texts,
+        machine=condition,
         backends=tuple(entry["backends"]),
         expects=tuple(Expected(**expected) for expected in expects),
     )
@@ -92,7 +105,7 @@ def _entry(path: Path, entry: dict[str, object]) -> Defect:
 
 @functools.cache
 def registered() -> tuple[Defect, ...]:
-    """The entries that hold for the torch that is running.
+    """The entries that hold for the torch that is running and the machine it runs on.
 
     Raises:
         SuiteError: a file is malformed, or two entries share an id.
@@ -105,7 +118,9 @@ def registered() -> tuple[Defect, ...]:
     if twice := {name for name in ids if ids.count(name) > 1}:
         message = f"known defects: the id {min(twice)!r} stands twice; give each entry its own"
         raise SuiteError(message)
-    return tuple(defect for defect in entries if defect.in_range(torch.__version__))
+    return tuple(
+        defect for defect in entries if defect.in_range(torch.__version__) and machine.holds(defect.machine)
+    )
 
 
 def judge(result: Result, defects: Iterable[Defect] | None = None) -> Result:

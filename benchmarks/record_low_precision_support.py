@@ -16,7 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 def _unsupported(device: str, dtype: torch.dtype) -> list[str]:
     names = set()
     for op in op_db:
-        declared = op.supported_dtypes(device)  # type: ignore[no-untyped-call]
+        declared = op.supported_dtypes(device)
         if torch.float32 in declared and dtype not in declared:
             names.add(f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name)
     return sorted(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from amp_checks.core import Backend
-from amp_checks.reference import recipes
+from amp_checks.reference import digits, language, recipes, scaling
 from amp_checks.reference.loop import Task
 
 
@@ -44,4 +44,15 @@ class ConvergenceCase:
 CASES: tuple[ConvergenceCase, ...] = (
     ConvergenceCase(task=recipes.REFERENCE, learned=0.2, text=recipes.TEXT),
     ConvergenceCase(task=recipes.AS_PUBLISHED, learned=0.2, text=recipes.TEXT),
+    ConvergenceCase(task=digits.MLP, learned=0.5),
+    ConvergenceCase(task=digits.CNN, learned=0.5),
+    ConvergenceCase(task=digits.ACCUMULATED, learned=0.5),
+    ConvergenceCase(task=digits.CHECKPOINTED, learned=0.5),
+    ConvergenceCase(task=digits.AVERAGED, learned=0.8),
+    ConvergenceCase(task=digits.GAN, learned=0.3),
+    ConvergenceCase(task=language.LSTM, learned=0.8),
+    ConvergenceCase(task=language.TRANSFORMER, learned=0.8),
+    ConvergenceCase(task=language.SPARSE, learned=0.8),
+    ConvergenceCase(task=scaling.UNDERFLOW, learned=0.5),
+    ConvergenceCase(task=scaling.OVERFLOW, learned=0.5, most_skips=10),
 )

@@ -215,9 +215,7 @@ def _rounded(leaves: Sequence[torch.Tensor], backend: Backend) -> list[torch.Ten
     return [leaf.detach().to(backend.low_dtype).to(torch.float32) for leaf in leaves]
 
 
-def _differentiate(
-    case: Fp32OnlyCase, inputs: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _differentiate(case: Fp32OnlyCase, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs, and gradients of the inputs where the op has any, with no AMP about."""
     inputs = [tensor.detach().requires_grad_(case.differentiable) for tensor in inputs]
     outputs = _tensors(case.op(*inputs))
@@ -232,11 +230,9 @@ def _backward(outputs: Sequence[torch.Tensor]) -> None:
     for number, out in enumerate(outputs):
         if out.requires_grad:
             values = _real(out)
-            weights = randn(
-                *values.shape, seed=f"weights of output {number}", device=values.device, dtype=values.dtype
-            )
+            weights = randn(*values.shape, seed=f"weights of output {number}", device=values.device, dtype=values.dtype)
             total = total + (values * weights).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -249,9 +245,7 @@ def _tensors(out: Any) -> list[torch.Tensor]:
 
 def _leaves(case: Fp32OnlyCase, backend: Backend) -> list[torch.Tensor]:
     return [
-        _make(source, seed=f"{case.id} input {number}")
-        .to(backend.device_type)
-        .requires_grad_(case.differentiable)
+        _make(source, seed=f"{case.id} input {number}").to(backend.device_type).requires_grad_(case.differentiable)
         for number, source in enumerate(case.inputs)
     ]
 

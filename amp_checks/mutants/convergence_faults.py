@@ -145,8 +145,8 @@ class WeightsKeptFloat16(WeightsKeptLow):
 
 
 def small_scale(device: str, /, **settings: Any) -> torch.amp.GradScaler:
-    """A scaler whose loss scale starts too low, at 1024."""
-    return torch.amp.GradScaler(device, **{**settings, "init_scale": 1024.0})
+    """A scaler whose loss scale starts too low, at 512."""
+    return torch.amp.GradScaler(device, **{**settings, "init_scale": 512.0})
 
 
 def absent_scaler(device: str, /, **settings: Any) -> torch.amp.GradScaler:
@@ -248,7 +248,7 @@ def nothing_learned(backend: Backend) -> Iterator[Backend]:
     """Plant an SGD that moves no weight, in FP32 and AMP alike."""
     convergence.forget_runs()
     try:
-        with mock.patch.object(torch.optim.SGD, "step", lambda *_, **__: None):
+        with mock.patch.object(torch.optim.SGD, "step", autospec=True, return_value=None):
             yield backend
     finally:
         convergence.forget_runs()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend, attempt
-from amp_checks.numerics import seeded
+from amp_checks.numerics import dtype_name, seeded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +128,11 @@ class Task:
 
     def amp(self, backend: Backend) -> Precision:
         """The mixed precision of this task on a backend."""
-        return amp(
-            backend, scaled=self.scale_bfloat16 or backend.dtype == "float16", scaler=dict(self.scaler)
-        )
+        return amp(backend, scaled=self.scale_bfloat16 or backend.dtype == "float16", scaler=dict(self.scaler))
+
+
+Gradients = dict[str, torch.Tensor]
+"""Gradient of each parameter that has one, by name: dense, float32, on the CPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,29 +143,53 @@ class Trajectory:
         losses: the training loss of each step: its turns' mean losses, added up; not scaled.
         ran: for each step, whether every optimizer really stepped.
         scales: the loss scale before the first step and after each.
-        first_gradients: unscaled gradient of each parameter as its optimizer saw it when it first stepped, in
-            float32 on the CPU, by name; empty where the first step was skipped.
-        before, after: validation before the first step and after the last.
+        left_behind: gradients as backward left them at the first step, still scaled.
+        first_gradients: gradients as the optimizers saw them when they first stepped; empty if they never did.
+        loss_dtypes: dtypes of the losses that the forward passes gave, sorted.
+        validations: before the first step, at even distances during training, and after the last step.
         learner: what was trained, as it stands after the last step.
     """
 
     losses: tuple[float, ...]
     ran: tuple[bool, ...]
     scales: tuple[float, ...]
-    first_gradients: dict[str, torch.Tensor]
-    before: Validation
-    after: Validation
+    left_behind: Gradients
+    first_gradients: Gradients
+    loss_dtypes: tuple[str, ...]
+    validations: tuple[Validation, ...]
     learner: Learner
 
     @property
-    def skipped(self) -> int:
-        """Steps in which an optimizer did not step."""
-        return self.ran.count(False)
+    def before(self) -> Validation:
+        return self.validations[0]
+
+    @property
+    def after(self) -> Validation:
+        return self.validations[-1]
+
+    @property
+    def best_loss(self) -> float:
+        """The lowest validation loss of all; NaN if any is NaN."""
+        losses = [validation.loss for validation in self.validations]
+        return math.nan if any(map(math.isnan, losses)) else min(losses)
+
+    @property
+    def skips(self) -> frozenset[int]:
+        """The steps, counted from 0, in which an optimizer did not step."""
+        return frozenset(step for step, ran in enumerate(self.ran) if not ran)
 
     @property
     def backoffs(self) -> int:
         """Steps after which the loss scale was lower than before."""
         return sum(after < before for before, after in itertools.pairwise(self.scales))
+
+    def steps_to(self, loss: float) -> int | None:
+        """How many steps it took until the training loss was at most ``loss``; None if it never was."""
+        return next((step for step, found in enumerate(self.losses, start=1) if found <= loss), None)
+
+
+VALIDATIONS = 4
+"""How often a run is validated after its start, the last time at its end."""
 
 
 def train(
@@ -171,6 +198,7 @@ def train(
     precision: Precision,
     device: str,
     seed: int,
+    leave_out: frozenset[int] = frozenset(),
     progress: Callable[[int, float], None] | None = None,
 ) -> Trajectory:
     """Train a task once.
@@ -180,76 +208,91 @@ def train(
         precision: `fp32` or `amp` of a backend.
         device: where the model and its data live.
         seed: of weights, data and order. The global random state comes back afterwards.
+        leave_out: steps, counted from 0, at which nothing is learned: their batches are drawn and lost, as they are
+            in a step that a scaler skips.
         progress: called with the number of the step (from 1) and its loss after each step.
 
     Raises:
         Raised: forward, backward, unscale, step or update raised; the subject names it and the step.
     """
-    losses: list[float] = []
-    ran: list[bool] = []
-    gradients: dict[str, torch.Tensor] = {}
     with seeded(seed):
         learner = task.build(device)
-        scaler = precision.scaler()
-        scales = [scaler.get_scale()]
-        hooks = _watch_first_gradients(learner, gradients)
-        before = _validated(learner)
+        run = _Run(learner=learner, precision=precision, scaler=precision.scaler())
+        validations = [_validated(learner)]
         for step in range(task.steps):
-            results = [_take(turn, step=step, precision=precision, scaler=scaler) for turn in learner.turns]
-            attempt(f"scaler.update, step {step}", scaler.update)
-            learner.after_step()
-            losses.append(sum(loss for loss, _ in results))
-            ran.append(all(stepped for _, stepped in results))
-            scales.append(scaler.get_scale())
-            while hooks:
-                hooks.pop().remove()
+            run.step(step, learn=step not in leave_out)
+            if (step + 1) * VALIDATIONS // task.steps > step * VALIDATIONS // task.steps:
+                validations.append(_validated(learner))
             if progress is not None:
-                progress(step + 1, losses[-1])
-        after = _validated(learner)
+                progress(step + 1, run.losses[-1])
     return Trajectory(
-        losses=tuple(losses),
-        ran=tuple(ran),
-        scales=tuple(scales),
-        first_gradients=gradients,
-        before=before,
-        after=after,
+        losses=tuple(run.losses),
+        ran=tuple(run.ran),
+        scales=tuple(run.scales),
+        left_behind=run.left_behind,
+        first_gradients=run.first_gradients,
+        loss_dtypes=tuple(sorted(run.loss_dtypes)),
+        validations=tuple(validations),
         learner=learner,
     )
 
 
-def _watch_first_gradients(learner: Learner, gradients: dict[str, torch.Tensor]) -> list[Any]:
-    """Hooks that copy each parameter's gradient just before its optimizer steps."""
-    names = {parameter: name for name, parameter in learner.model.named_parameters()}
+class _Run:
+    """A training run under way, and what is noted of it (see `Trajectory`)."""
 
-    def copy(parameters: list[torch.nn.Parameter], *_: Any) -> None:
-        for parameter in parameters:
+    def __init__(self, *, learner: Learner, precision: Precision, scaler: Any) -> None:
+        self.learner = learner
+        self.precision = precision
+        self.scaler = scaler
+        self.losses: list[float] = []
+        self.ran: list[bool] = []
+        self.scales: list[float] = [scaler.get_scale()]
+        self.left_behind: Gradients = {}
+        self.first_gradients: Gradients = {}
+        self.loss_dtypes: set[str] = set()
+        self.names = {parameter: name for name, parameter in learner.model.named_parameters()}
+
+    def step(self, step: int, *, learn: bool) -> None:
+        """One step: every turn, then the scaler's update."""
+        results = [self._take(turn, step=step, learn=learn) for turn in self.learner.turns]
+        attempt(f"scaler.update, step {step}", self.scaler.update)
+        self.learner.after_step()
+        self.losses.append(sum(loss for loss, _ in results))
+        self.ran.append(all(stepped for _, stepped in results))
+        self.scales.append(self.scaler.get_scale())
+
+    def _take(self, turn: Turn, *, step: int, learn: bool) -> tuple[float, bool]:
+        """One turn: its mean loss, and whether its optimizer stepped."""
+        optimizer, scaler = turn.optimizer, self.scaler
+        optimizer.zero_grad()
+        total = 0.0
+        for micro in range(turn.accumulate):
+            loss = attempt(f"forward, step {step}", _forward, turn, step, micro, self.precision)
+            attempt(f"backward, step {step}", _backward, loss / turn.accumulate, scaler)
+            self.loss_dtypes.add(dtype_name(loss.dtype))
+            total += loss.item()
+        if step == 0:
+            self._copy_gradients(turn, self.left_behind)
+        if not learn:
+            return total / turn.accumulate, False
+        if turn.clip_norm is not None:
+            attempt(f"scaler.unscale_, step {step}", scaler.unscale_, optimizer)
+            torch.nn.utils.clip_grad_norm_(turn.parameters(), turn.clip_norm)
+        # The optimizer itself says whether it stepped: the scale says so only of a scaler that is right.
+        stepped: list[bool] = []
+        hooks = [optimizer.register_step_post_hook(lambda *_: stepped.append(True))]
+        if not any(self.ran):
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: self._copy_gradients(turn, self.first_gradients)))
+        attempt(f"scaler.step, step {step}", scaler.step, optimizer)
+        for hook in hooks:
+            hook.remove()
+        return total / turn.accumulate, bool(stepped)
+
+    def _copy_gradients(self, turn: Turn, into: Gradients) -> None:
+        for parameter in turn.parameters():
             if parameter.grad is not None:
                 gradient = parameter.grad.detach().to(device="cpu", dtype=torch.float32, copy=True)
-                gradients[names[parameter]] = gradient.to_dense() if gradient.is_sparse else gradient
-
-    return [
-        turn.optimizer.register_step_pre_hook(functools.partial(copy, turn.parameters()))
-        for turn in learner.turns
-    ]
-
-
-def _take(turn: Turn, *, step: int, precision: Precision, scaler: Any) -> tuple[float, bool]:
-    """One turn: its mean loss, and whether its optimizer stepped."""
-    turn.optimizer.zero_grad()
-    total = 0.0
-    for micro in range(turn.accumulate):
-        loss = attempt(f"forward, step {step}", _forward, turn, step, micro, precision)
-        attempt(f"backward, step {step}", _backward, loss / turn.accumulate, scaler)
-        total += loss.item()
-    if turn.clip_norm is not None:
-        attempt(f"scaler.unscale_, step {step}", scaler.unscale_, turn.optimizer)
-        torch.nn.utils.clip_grad_norm_(turn.parameters(), turn.clip_norm)
-    # The optimizer itself says whether it stepped: the scale says so only of a scaler that is right.
-    steps: list[bool] = []
-    hook = turn.optimizer.register_step_post_hook(lambda *_: steps.append(True))
-    attempt(f"scaler.step, step {step}", scaler.step, turn.optimizer)
-    hook.remove()
-    return total / turn.accumulate, bool(steps)
+                into[self.names[parameter]] = gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _forward(turn: Turn, step: int, micro: int, precision: Precision) -> torch.Tensor:

@@ -65,9 +65,7 @@ class Parity:
         )
 
 
-def compare(
-    *, fp32: Sequence[float], amp: Sequence[float], alpha: float = ALPHA, margin: float = MARGIN
-) -> Parity:
+def compare(*, fp32: Sequence[float], amp: Sequence[float], alpha: float = ALPHA, margin: float = MARGIN) -> Parity:
     """Two one-sided t-tests on paired results.
 
     Args:
@@ -87,7 +85,13 @@ def compare(
         return _undecided(count, Verdict.TOO_FEW_SEEDS)
     spread = statistics.stdev(fp32)
     if spread == 0.0:
-        return _undecided(count, Verdict.NO_SPREAD)
+        # Nothing to measure in; but nothing to measure either where every pair is the same.
+        same = all(before == after for before, after in pairs)
+        return (
+            Parity(seeds=count, spread=0.0, difference=0.0, half_width=0.0, verdict=Verdict.EQUIVALENT)
+            if same
+            else _undecided(count, Verdict.NO_SPREAD)
+        )
     differences = [(after - before) / spread for before, after in pairs]
     difference = statistics.fmean(differences)
     half_width = student_quantile(1 - alpha, count - 1) * statistics.stdev(differences) / math.sqrt(count)

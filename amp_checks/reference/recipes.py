@@ -40,9 +40,7 @@ class Encoding:
 BITS = Encoding(
     encode=text.encode_bits,
     decode=text.decode_bits,
-    right=lambda outputs, targets: (
-        ((outputs > 0) == (targets > 0)).reshape(len(outputs), -1, text.BITS).all(dim=2)
-    ),
+    right=lambda outputs, targets: ((outputs > 0) == (targets > 0)).reshape(len(outputs), -1, text.BITS).all(dim=2),
 )
 CODE_POINTS = Encoding(
     encode=text.encode_code_points,

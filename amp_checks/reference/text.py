@@ -19,9 +19,7 @@ def encode_bits(text: str) -> torch.Tensor:
     if outside := [character for character in text if ord(character) >> BITS]:
         message = f"{outside[0]!r} has no 16-bit code: use characters of the Basic Multilingual Plane"
         raise ValueError(message)
-    return torch.tensor(
-        [[1.0 if ord(character) >> bit & 1 else -1.0 for character in text for bit in range(BITS)]]
-    )
+    return torch.tensor([[1.0 if ord(character) >> bit & 1 else -1.0 for character in text for bit in range(BITS)]])
 
 
 def decode_bits(outputs: torch.Tensor) -> str:

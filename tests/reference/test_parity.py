@@ -88,8 +88,12 @@ def test_two_curves_of_nan_are_no_pass() -> None:
     assert not compare(fp32=[math.nan] * 5, amp=[math.nan] * 5).ratio < math.inf
 
 
+def test_the_same_result_in_every_pair_needs_no_unit() -> None:
+    assert compare(fp32=[1.0] * 5, amp=[1.0] * 5).verdict is Verdict.EQUIVALENT
+
+
 def test_no_spread_is_no_pass() -> None:
-    found = compare(fp32=[1.0] * 5, amp=[1.0] * 5)
+    found = compare(fp32=[1.0] * 5, amp=[1.0, 1.0, 1.0, 1.0, 1.0001])
 
     assert found.verdict is Verdict.NO_SPREAD
     assert not found.ratio < math.inf
