@@ -147,6 +147,35 @@ def run_kernel(op: Any, key: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     return op._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
 
+# --- What autograd saves: the emulation replaces a widened tensor by its low-precision original. -----------------------
+
+push_saved_tensors_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = _private(
+    "_C._autograd._push_saved_tensors_default_hooks", "to save low-precision tensors for backward"
+)
+pop_saved_tensors_hooks: Callable[[], None] = _private(
+    "_C._autograd._pop_saved_tensors_default_hooks", "to save low-precision tensors for backward"
+)
+_top_hooks: Callable[[bool], Any] = _private(
+    "_C._autograd._top_saved_tensors_default_hooks", "to respect the user's hooks on saved tensors"
+)
+_hooks_enabled: Callable[[], bool] = _private(
+    "_C._autograd._saved_tensors_hooks_is_enabled", "to respect who forbids hooks on saved tensors"
+)
+_transforms_active: Callable[[], bool] = _private(
+    "_C._are_functorch_transforms_active", "to leave torch.func transforms alone"
+)
+
+
+def top_saved_tensors_hooks() -> Any:
+    """The pair of hooks that the user has in force, or None."""
+    return _top_hooks(False)
+
+
+def saved_tensors_hooks_allowed() -> bool:
+    """Whether autograd would take hooks now: a transform of ``torch.func``, or the user, may forbid them."""
+    return _hooks_enabled() and not _transforms_active()
+
+
 # --- Modes and wrappers. ----------------------------------------------------------------------------------------------
 
 push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch_stack", "to emulate a device")

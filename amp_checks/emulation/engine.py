@@ -91,7 +91,7 @@ class Engine:
         self.device_type = device_type
         self.device = torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
         self.numerics: Numerics = numerics_mode
-        self.codec = Codec(self.device, self.dispatch)
+        self.codec = Codec(self.device, self)
         self.recorders: list[Recorder] = []
         self._factory = _Factory(self.dispatch)
         self._outer_excluded = private.autograd_key_set()
@@ -131,9 +131,10 @@ class Engine:
         self._inner = (include, exclude if self.hidden_keys is None else exclude | self.hidden_keys)
         self._outer_exclude = outer_exclude
         codec = self.codec
+        seen: dict[int, Any] = {}
         try:
-            wrapped = [codec.wrap(value) for value in args]
-            named = {name: codec.wrap(value) for name, value in kwargs.items()} if kwargs else {}
+            wrapped = [codec.wrap(value, seen) for value in args]
+            named = {name: codec.wrap(value, seen) for name, value in kwargs.items()} if kwargs else {}
             with _force(include - self._functorch, outer_exclude):
                 _push(self._factory)
                 try:
@@ -163,13 +164,22 @@ class Engine:
             out = self._run(op, inner_args, inner_kwargs)
         for recorder in self.recorders:
             recorder.record(op, inner_args, inner_kwargs, out)
-        return codec.wrap(out)
+        return codec.wrap_result(out)
+
+    def inside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a function on the inner tensors, for code of torch's own that was called with wrappers."""
+        _pop(None)
+        try:
+            with _force(*self._inner):
+                return self.codec.wrap_result(function(*self.codec.unwrap(args)))
+        finally:
+            _push(self._factory)
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shim = shims.SHIMS.get(op)
         if shim is not None:
             return shim(op, *args, **kwargs)
-        if self.numerics == "float32" and numerics.applies(op, args):
+        if self.numerics == "float32" and numerics.applies(op, args, kwargs):
             return numerics.run(op, args, kwargs)
         try:
             if op.namespace != "aten":

@@ -7,9 +7,10 @@ parameter: autocast's weight cache knows a parameter by its tensor object.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,12 +22,22 @@ _make = private.make_wrapper
 _is_view = private.is_view
 
 
+class Runs(Protocol):
+    """What a wrapper needs of its region's engine."""
+
+    def dispatch(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op that passed autocast."""
+
+    def inside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a function on the inner tensors."""
+
+
 class Wrapped(torch.Tensor):
     """A tensor of the emulated device; ``inner`` is the CPU tensor it stands for."""
 
     inner: torch.Tensor
-    dispatch: Callable[..., Any]
-    """Set per region by `Codec`."""
+    engine: Runs
+    """Of its region; set by `Codec`."""
 
     __torch_function__ = private.disabled_torch_function
 
@@ -35,7 +46,11 @@ class Wrapped(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        return cls.dispatch(func, args, kwargs or {})
+        return cls.engine.dispatch(func, args, kwargs or {})
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size, torch.layout, torch.memory_format})
+"""Types of arguments that hold neither a tensor nor a device."""
 
 
 def _from_inner(name: str) -> Any:
@@ -55,6 +70,15 @@ def _as_op(op: Any) -> Any:
     return lambda self, *args, **kwargs: op(self, *args, **kwargs)
 
 
+def _inside(function: Callable[..., Any]) -> Any:
+    """A method that has no op, or too many, to go by: run on the inner tensors."""
+    return lambda self, *args: self.engine.inside(function, (self, *args))
+
+
+for _name, _function in {"__getitem__": operator.getitem, "__setitem__": operator.setitem}.items():
+    setattr(Wrapped, _name, _inside(_function))
+
+
 GUARDED_METHODS: dict[str, Any] = {
     "__invert__": torch.ops.aten.bitwise_not.default,
     "contiguous": torch.ops.aten.contiguous.default,
@@ -70,42 +94,62 @@ class Codec:
     Sequences, dictionaries and named tuples are rebuilt only where they hold a tensor.
     """
 
-    def __init__(self, device: torch.device, dispatch: Callable[..., Any]) -> None:
+    def __init__(self, device: torch.device, engine: Runs) -> None:
         self.device = device
         self._cpu = torch.device("cpu")
-        self._wrapper = type("Wrapped", (Wrapped,), {"dispatch": staticmethod(dispatch)})
+        self._wrapper = type("Wrapped", (Wrapped,), {"engine": engine})
         self._leaf_wrapper = type(
             "WrappedLeaf",
             (Wrapped,),
-            {"dispatch": staticmethod(dispatch), "inner": property(lambda self: self.inner_ref())},
+            {"engine": engine, "inner": property(lambda self: self.inner_ref())},
         )
         self._leaves: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
 
-    def wrap(self, value: Any) -> Any:
-        """The value with every tensor in it wrapped."""
+    def wrap(self, value: Any, seen: dict[int, Any]) -> Any:
+        """The value with every tensor in it wrapped.
+
+        ``seen`` holds the wrappers that one call has made: a function that asks ``query is key`` must get one answer.
+        """
         if isinstance(value, Tensor):
             kind = type(value)
             if kind is self._wrapper or kind is self._leaf_wrapper:
                 return value
-            if value.requires_grad and value.is_leaf and not _is_view(value):
-                return self._wrap_leaf(value)
+            key = id(value)
+            wrapped = seen.get(key)
+            if wrapped is None:
+                if value.requires_grad and value.is_leaf and not _is_view(value):
+                    wrapped = self._wrap_leaf(value)
+                else:
+                    wrapped = self._new(self._wrapper, value, False)
+                    wrapped.inner = value
+                seen[key] = wrapped
+            return wrapped
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple:
+            return tuple([self.wrap(item, seen) for item in value])
+        if kind is list:
+            return [self.wrap(item, seen) for item in value]
+        if kind is dict:
+            return {name: self.wrap(item, seen) for name, item in value.items()}
+        if isinstance(value, tuple):
+            return _rebuild(value, [self.wrap(item, seen) for item in value])
+        return value
+
+    def wrap_result(self, value: Any) -> Any:
+        """`wrap`, for what an op gave back: most give one tensor."""
+        if isinstance(value, Tensor) and not value.is_leaf and type(value) is Tensor:
             wrapped = self._new(self._wrapper, value, False)
             wrapped.inner = value
             return wrapped
-        kind = type(value)
-        if kind is tuple:
-            return tuple([self.wrap(item) for item in value])
-        if kind is list:
-            return [self.wrap(item) for item in value]
-        if kind is dict:
-            return {name: self.wrap(item) for name, item in value.items()}
-        if isinstance(value, tuple) and kind is not torch.Size:
-            return _rebuild(value, [self.wrap(item) for item in value])
-        return value
+        return self.wrap(value, {})
 
     def unwrap(self, value: Any) -> Any:
         """The value with every wrapper in it replaced by its inner tensor, and the emulated device by the CPU."""
         kind = type(value)
+        if kind in _PLAIN:
+            return value
         if kind is self._wrapper:
             return value.inner
         if kind is self._leaf_wrapper:
@@ -124,17 +168,22 @@ class Codec:
 
     def _new(self, cls: Any, tensor: Tensor, requires_grad: bool) -> Any:
         if tensor.layout is torch.strided:
-            if tensor.is_nested:
-                raise NotEmulated("a nested tensor", "pad it to a dense tensor, or keep it out of the region")
-            return _make(
-                cls,
-                tensor.shape,
-                strides=tensor.stride(),
-                storage_offset=tensor.storage_offset(),
-                dtype=tensor.dtype,
-                device=self.device,
-                requires_grad=requires_grad,
-            )
+            try:
+                return _make(
+                    cls,
+                    tensor.shape,
+                    strides=tensor.stride(),
+                    storage_offset=tensor.storage_offset(),
+                    dtype=tensor.dtype,
+                    device=self.device,
+                    requires_grad=requires_grad,
+                )
+            except RuntimeError as error:
+                if not tensor.is_nested:
+                    raise
+                raise NotEmulated(
+                    "a nested tensor", "pad it to a dense tensor, or keep it out of the autocast region"
+                ) from error
         return _make(
             cls,
             tensor.shape,
