@@ -106,18 +106,14 @@ CASES: tuple[Fp32OnlyCase, ...] = (
     Fp32OnlyCase(declared="quantile", op=lambda x: torch.quantile(x, 0.3), inputs=_VECTOR),
     Fp32OnlyCase(
         declared="stft",
-        op=lambda x: torch.stft(
-            x, 16, window=torch.ones(16, dtype=x.dtype, device=x.device), return_complex=True
-        ),
+        op=lambda x: torch.stft(x, 16, window=torch.ones(16, dtype=x.dtype, device=x.device), return_complex=True),
         inputs=(Input(shape=(2, 64)),),
     ),
     Fp32OnlyCase(declared="nn.functional.ctc_loss", op=_ctc, inputs=(Input(shape=(10, 2, 8)),)),
     Fp32OnlyCase(declared="special.erfcx", op=torch.special.erfcx, inputs=_VECTOR),
     Fp32OnlyCase(declared="special.ndtri", op=torch.special.ndtri, inputs=_UNIT),
     Fp32OnlyCase(declared="special.log_ndtr", op=torch.special.log_ndtr, inputs=_VECTOR),
-    Fp32OnlyCase(
-        declared="special.bessel_j0", op=torch.special.bessel_j0, inputs=_POSITIVE, differentiable=False
-    ),
+    Fp32OnlyCase(declared="special.bessel_j0", op=torch.special.bessel_j0, inputs=_POSITIVE, differentiable=False),
     Fp32OnlyCase(
         declared="nn.functional.multi_margin_loss",
         op=lambda x: functional.multi_margin_loss(x, torch.arange(8, device=x.device)),

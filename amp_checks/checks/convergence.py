@@ -20,6 +20,7 @@ from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
 from amp_checks.numerics import Threshold, dtype_name
 from amp_checks.reference import loop, parity
 from amp_checks.reference.loop import Gradients, Task, Trajectory
+from amp_checks.reference.memory import bytes_for_backward
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ def checks_for(case: ConvergenceCase) -> Iterator[Check]:
     yield check_stays_fp32
     if case.text is not None:
         yield check_says_text
+    if case.kept is not None:
+        yield check_keeps_less_for_backward
 
 
 def check_trains_like_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
@@ -289,6 +292,21 @@ def check_says_text(case: ConvergenceCase, backend: Backend) -> Iterator[Finding
             expected=repr(case.text),
             why="the text that it was taught",
         )
+
+
+def check_keeps_less_for_backward(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
+    """What one forward pass keeps for backward shrinks as 16-bit activations let it."""
+    device = "cpu" if backend.emulated else backend.device_type
+    full = bytes_for_backward(case.task.build, precision=loop.fp32(device), device=device)
+    mixed = bytes_for_backward(case.task.build, precision=case.task.amp(backend), device=backend.device_type)
+    yield bounded(
+        "bytes kept for backward, AMP over FP32",
+        ratio=mixed / full,
+        threshold=case.kept or 0.0,
+        actual=f"{mixed} of {full}",
+        expected=f"below {case.kept:g} of FP32's",
+        why="activations in 16 bits take half; norms and losses stay float32, and weights get a 16-bit copy",
+    )
 
 
 def _both(case: ConvergenceCase, backend: Backend) -> Iterator[tuple[str, Trajectory]]:

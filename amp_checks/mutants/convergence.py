@@ -166,6 +166,13 @@ MUTANTS: tuple[Mutant, ...] = (
         applies=_bfloat16,
     ),
     _row(
+        "region-does-nothing",
+        "digits-cnn",
+        "the region casts nothing: training goes well, and saves nothing",
+        plant=faults.with_region(faults.does_nothing),
+        killed_by=("check_keeps_less_for_backward",),
+    ),
+    _row(
         "loss-in-low-precision",
         "digits-mlp",
         "the loss is computed in the low dtype",

@@ -236,6 +236,11 @@ def keeps_cache(_: Backend, region: AbstractContextManager[Any]) -> AbstractCont
     return KeepsCache(region)
 
 
+def does_nothing(backend: Backend, _: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """A region that casts nothing."""
+    return backend.autocast(backend.device_type, dtype=backend.low_dtype, enabled=False)
+
+
 @contextmanager
 def low_statistics(backend: Backend, region: AbstractContextManager[Any]) -> Iterator[None]:
     """Regions in which batch normalisation keeps its statistics in the low dtype."""

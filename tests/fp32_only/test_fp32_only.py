@@ -38,9 +38,7 @@ def test_a_supported_op_is_not_declared(device: str) -> None:
 
 
 def test_an_op_that_runs_in_float16_fails_the_check_on_a_real_device() -> None:
-    supported = dataclasses.replace(
-        row("linalg.inv"), declared="mm", op=torch.mm, inputs=(Input(shape=(4, 4)),) * 2
-    )
+    supported = dataclasses.replace(row("linalg.inv"), declared="mm", op=torch.mm, inputs=(Input(shape=(4, 4)),) * 2)
     result = core.measure(checks.check_low_precision_call_raises, supported, CPU)
 
     assert result.status is Status.FAILED
@@ -51,9 +49,7 @@ def test_an_op_that_fails_for_another_reason_is_not_taken_for_an_unsupported_one
     def typo(x: torch.Tensor) -> torch.Tensor:
         return x.no_such_method()  # type: ignore[attr-defined, no-any-return]
 
-    result = core.measure(
-        checks.check_low_precision_call_raises, dataclasses.replace(row("linalg.inv"), op=typo), CPU
-    )
+    result = core.measure(checks.check_low_precision_call_raises, dataclasses.replace(row("linalg.inv"), op=typo), CPU)
 
     assert result.status is Status.FAILED
     assert result.failures[0].actual == "AttributeError"
