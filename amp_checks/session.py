@@ -36,6 +36,7 @@ class Session:
         self.others_failed = False
         self.aborted = False
         self.errors: list[str] = []
+        self.notes: list[str] = []
         folder: str | None = config.option.amp_report_dir
         self.stream = Stream(config.invocation_params.dir / folder if folder and not self.is_worker else None)
 
@@ -277,7 +278,10 @@ class Session:
             json_format.write(start / target, content)
         if folder:
             for kind in FORMATS.values():
-                json_format.write_text(start / folder / kind.file, kind.render(content))
+                if (why := kind.lacks()) is None:
+                    json_format.write_text(start / folder / kind.file, kind.render(content))
+                else:
+                    self.notes.append(f"not written: {why}")
             self.stream.drop()
         if step_summary:
             with Path(step_summary).open("a", encoding="utf-8") as file:
@@ -299,6 +303,8 @@ class Session:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github.annotate(results):
                 reporter.write_line(line)
+        for note in self.notes:
+            reporter.write_line(f"amp-checks: note: {note}")
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)
 

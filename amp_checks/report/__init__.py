@@ -8,18 +8,41 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from typing import Any
+
+from amp_checks.core import UsageError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One report format: its file in a report folder, and the module whose ``render(document) -> str`` makes it."""
+    """One report format.
+
+    Attributes:
+        file: its file in a report folder.
+        module: the module here whose ``render(document) -> str`` makes it.
+        needs: packages of the optional extra ``report`` without which it cannot be made.
+    """
 
     file: str
     module: str
+    needs: tuple[str, ...] = ()
+
+    def lacks(self) -> str | None:
+        """Why this format cannot be made here, with what to do about it, or None where it can."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if not missing:
+            return None
+        return f"{self.file} needs {' and '.join(missing)}: pip install 'amp-checks[report]'"
 
     def render(self, document: dict[str, Any]) -> str:
-        """The document in this format."""
+        """The document in this format.
+
+        Raises:
+            UsageError: a package that it needs is not installed.
+        """
+        if (why := self.lacks()) is not None:
+            raise UsageError(why)
         text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
         return text
 
@@ -28,4 +51,5 @@ FORMATS: dict[str, Format] = {
     "json": Format(file="results.json", module="json_format"),
     "junit": Format(file="junit.xml", module="junit"),
     "markdown": Format(file="summary.md", module="markdown"),
+    "html": Format(file="report.html", module="html", needs=("jinja2", "matplotlib")),
 }

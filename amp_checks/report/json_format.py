@@ -6,10 +6,12 @@ The document (``schema`` names it, ``version`` its layout)::
      "complete": true,                  false where the run was interrupted or a worker was lost
      "environment": {...},              as `amp-checks env --json -`
      "selection": {"backends": [...], "families": [...], "full": false, "require_cuda": false},
+     "errors": ["..."],                 conditions of the run as a whole that were not met (the gate's own)
      "summary": {...},                  as `amp_checks.report.summary.summarise`
      "results": [{"id", "check", "case", "family", "backend", "emulated", "numerics", "status", "message", "detail",
                   "findings": [{"subject", "actual", "expected", "ratio", "threshold", "why"}, ...]}, ...],
-     "seconds": {id: wall seconds}}
+     "seconds": {id: wall seconds},
+     "curves": [...]}                   optional, for plots: as `amp_checks.report.curves`
 
 Results are sorted by id and hold nothing that differs between two runs of the same code on the same machine; times
 stand apart. JSON has no infinity and no NaN: such floats, wherever they stand, are the strings "inf", "-inf", "nan".
@@ -22,7 +24,6 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def document(
     environment: dict[str, Any],
     selection: dict[str, Any],
     complete: bool,
+    errors: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The whole document, sorted by id, with its summary."""
     ordered = sorted(results, key=lambda result: result.id)
@@ -96,6 +98,7 @@ def document(
         "complete": complete,
         "environment": environment,
         "selection": selection,
+        "errors": list(errors),
         "summary": summary.summarise(ordered),
         "results": entries,
         "seconds": seconds,
@@ -142,7 +145,10 @@ def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         environment=first,
         selection=contents[0]["selection"],
         complete=all(content["complete"] for content in contents),
+        errors=list(dict.fromkeys(error for content in contents for error in content.get("errors", ()))),
     )
+    if curves := [curve for content in contents for curve in content.get("curves", ())]:
+        whole["curves"] = curves
     whole["environments"] = [
         {name: value for name, value in content["environment"].items() if first.get(name) != value}
         for content in contents
@@ -166,19 +172,15 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """As `write`, for the text of any format."""
-    temporary = None
+    # Not tempfile: its files are for their owner alone, and a report is for whoever may read the folder.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(text)
-        Path(temporary).replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108 - the name is a plain string here
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
 
 

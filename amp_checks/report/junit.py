@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from amp_checks.core import Result, Status
-from amp_checks.report import json_format
+from amp_checks.report import json_format, summary
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -37,7 +37,7 @@ def _case(suite: ET.Element, result: Result) -> None:
         "findings": len(result.findings),
     }
     if result.findings:
-        worst = max(result.findings, key=lambda one: one.ratio / one.threshold if one.ratio == one.ratio else 1e308)
+        worst = max(result.findings, key=summary.share)
         facts |= {"ratio": worst.ratio, "threshold": worst.threshold, "subject": worst.subject}
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=_text(value))

@@ -17,13 +17,15 @@ def render(content: dict[str, Any]) -> str:
     """The document as Markdown."""
     results = json_format.results_of(content)
     found = content["summary"]
-    told = [f"## amp_checks: {summary.verdict(results)}", ""]
+    errors = content.get("errors", [])
+    told = [f"## amp_checks: {summary.verdict(results, complete=content['complete'], errors=errors)}", ""]
+    told += [line for error in errors for line in (f"**Error**: {error}", "")]
     if not content["complete"]:
         told += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
     told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(content)}", ""]
     told += _table(results)
     told += _failures([result for result in results if result.status in (Status.FAILED, Status.ERROR)])
-    told += _known([result for result in results if result.status is Status.KNOWN_DEFECT])
+    told += _known(results)
     if found["emulated"]:
         told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
     told += _slowest(results)
@@ -42,12 +44,12 @@ def _cell(text: str) -> str:
 
 def _table(results: Sequence[Result]) -> list[str]:
     """Real CUDA, the CPU and emulation in separate columns; a family without a run says so."""
-    kinds = {"CUDA": "cuda-", "CPU": "cpu-", "emulated": "emulated-"}
+    kinds = [kind for kind in summary.KINDS if kind != "other" or any(summary.kind_of(one) == kind for one in results)]
     told = [f"| family | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
     for family in sorted({result.family for result in results}):
         cells = []
-        for prefix in kinds.values():
-            mine = [one for one in results if one.family == family and one.backend.startswith(prefix)]
+        for kind in kinds:
+            mine = [one for one in results if one.family == family and summary.kind_of(one) == kind]
             counts = {name: number for name, number in summary.count(mine).items() if number}
             cells.append(", ".join(f"{number} {name}" for name, number in counts.items()) or "not run")
         told.append(f"| {family} | {' | '.join(cells)} |")
@@ -66,15 +68,9 @@ def _failures(bad: Sequence[Result]) -> list[str]:
     return told
 
 
-def _known(known: Sequence[Result]) -> list[str]:
-    if not known:
-        return []
-    reasons: dict[str, int] = {}
-    for result in known:
-        reason = result.message.partition(": ")[2]
-        reasons[reason] = reasons.get(reason, 0) + 1
-    rows = [f"| {_cell(reason)} | {number} |" for reason, number in sorted(reasons.items())]
-    return ["### Known defects that showed", "", "| defect | items |", "|---|---|", *rows, ""]
+def _known(results: Sequence[Result]) -> list[str]:
+    rows = [f"| {_cell(reason)} | {len(same)} |" for reason, same in summary.known_by_reason(results).items()]
+    return ["### Known defects that showed", "", "| defect | items |", "|---|---|", *rows, ""] if rows else []
 
 
 def _slowest(results: Sequence[Result]) -> list[str]:

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from amp_checks.core import Result, Status
+from amp_checks.core import Finding, Result, Status
 
 RAN = (Status.PASSED, Status.FAILED, Status.KNOWN_DEFECT)
 """A verdict was reached: anything else measured nothing, or not to the end."""
+
+KINDS = ("CUDA", "CPU", "emulated", "other")
+"""Where results come from, never mixed: CUDA devices, the CPU's own autocast, emulation, backends of a user's own."""
+
+
+def kind_of(result: Result) -> str:
+    """The one of `KINDS` that the result's backend belongs to."""
+    if result.emulated:
+        return "emulated"
+    return {"cuda": "CUDA", "cpu": "CPU"}.get(result.backend.partition("-")[0], "other")
+
+
+def share(finding: Finding) -> float:
+    """The ratio as a share of its threshold: below 1 passes; infinity where it is NaN, or nothing could pass."""
+    if math.isnan(finding.ratio) or finding.threshold <= 0.0:
+        return math.inf
+    return finding.ratio / finding.threshold
+
+
+def known_by_reason(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The known defects that showed, by their reason, sorted."""
+    found: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda one: one.id):
+        if result.status is Status.KNOWN_DEFECT:
+            found.setdefault(result.message.partition(": ")[2], []).append(result)
+    return dict(sorted(found.items()))
 
 
 def summarise(results: Sequence[Result]) -> dict[str, Any]:
@@ -36,8 +63,14 @@ def count(results: Iterable[Result]) -> dict[str, int]:
     return counts
 
 
-def verdict(results: Sequence[Result]) -> str:
-    """The one line that a person reads first."""
+def verdict(results: Sequence[Result], *, complete: bool = True, errors: Sequence[str] = ()) -> str:
+    """The one line that a person reads first.
+
+    Args:
+        results: of one run, or of several merged.
+        complete: whether the run came to its end; one that did not may be wrong, but is never right.
+        errors: conditions of the run as a whole that are not met; the same goes for them.
+    """
     counts = count(results)
     ran = [result for result in results if result.status in RAN]
     if not ran:
@@ -48,4 +81,8 @@ def verdict(results: Sequence[Result]) -> str:
         return f"AMP IS WRONG: {counts[Status.FAILED]} of {len(ran)} checks failed on {told}"
     if counts[Status.ERROR]:
         return f"NO VERDICT: {counts[Status.ERROR]} checks broke (the suite's own failure) on {told}"
+    if not complete:
+        return f"NO VERDICT: the run did not finish; the {len(ran)} checks that did are right on {told}"
+    if errors:
+        return f"NO VERDICT: {errors[0]}; {len(ran)} checks ran on {told}"
     return f"AMP is right: {len(ran)} checks ran on {told}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amp_checks.core import Result, Status
@@ -27,10 +27,9 @@ def lines(results: Sequence[Result], *, limits: Sequence[str] = ()) -> list[str]
     """
     summary = summaries.summarise(results)
     told = [*_table(summary), ""]
-    known = [result for result in results if result.status is Status.KNOWN_DEFECT]
-    if known:
+    if known := summaries.known_by_reason(results):
         told.append("known defects (expected failures; each reproduced here):")
-        told += [f"  {text}" for text in _known(sorted(known, key=lambda result: result.id))]
+        told += [f"  {text}" for text in _known(known)]
         told.append("")
     if summary["emulated"]:
         told.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
@@ -51,13 +50,10 @@ def _table(summary: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _known(results: Sequence[Result]) -> list[str]:
+def _known(by_reason: Mapping[str, Sequence[Result]]) -> list[str]:
     """One line per reason, with one of its findings; the JSON report has them all."""
-    by_reason: dict[str, list[Result]] = {}
-    for result in results:
-        by_reason.setdefault(result.message.partition(": ")[2], []).append(result)
     told = []
-    for reason, same in sorted(by_reason.items()):
+    for reason, same in by_reason.items():
         told.append(f"{reason} [{len(same)} items]")
         told.append(f"  e.g. {same[0].id}: {same[0].failures[0].describe()}")
     return told

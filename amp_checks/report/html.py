@@ -1,0 +1,314 @@
+"""Results as one self-contained HTML page: no network, no second file, readable without its script.
+
+This module arranges what the page shows; ``templates/`` says how it looks, `amp_checks.report.plots` draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jinja2
+
+from amp_checks import __version__, suite
+from amp_checks.core import Finding, Result, Status
+from amp_checks.limits import EMULATION
+from amp_checks.report import curves, json_format, plots, summary
+
+SLOWEST = 10
+MOST_FINDINGS = 25
+"""Failed findings shown of one item; the JSON has them all."""
+
+WORST_FIRST = (
+    Status.FAILED,
+    Status.ERROR,
+    Status.KNOWN_DEFECT,
+    Status.NOT_EMULATED,
+    Status.PASSED,
+    Status.UNAVAILABLE,
+)
+"""What a cell that stands for several items says: what needs looking at first."""
+
+SIGNS = {
+    Status.PASSED: "✓",
+    Status.FAILED: "✗",
+    Status.KNOWN_DEFECT: "≠",
+    Status.ERROR: "!",
+    Status.NOT_EMULATED: "∅",
+    Status.UNAVAILABLE: "-",
+}
+"""Each status by a sign, so that colour alone says nothing."""
+
+_KINDS = {
+    "CUDA": "CUDA devices",
+    "CPU": "the CPU's own autocast",
+    "emulated": "emulated: the device's rules, this CPU's kernels",
+    "other": "other backends",
+}
+
+
+Measured = tuple[float, Finding, Result]
+"""A measured size as a share of its threshold, the finding that holds it, the result that holds that."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """An item that failed or broke, as its card on the page shows it."""
+
+    result: Result
+    anchor: str
+    command: str
+    shown: Sequence[Finding]
+    hidden: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """All checks of one case on one backend.
+
+    Attributes:
+        status: the worst of them, as `WORST_FIRST` has it.
+        checks: how many there are.
+        share: the largest measured ratio as a share of its threshold; None where all properties are exact.
+        anchor: of the first failing item's card, or None.
+    """
+
+    status: Status
+    checks: int
+    share: float | None
+    anchor: str | None
+
+    @property
+    def heat(self) -> int:
+        """How near to its threshold: 0 for exact or far below, 4 for beyond."""
+        return 0 if self.share is None else min(4, math.floor(min(self.share, 1.0) * 4))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A family's cases by backend."""
+
+    family: str
+    backends: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell | None]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What a check measured over all its items of one kind: shares of the threshold; and where the largest came up."""
+
+    check: str
+    kind: str
+    count: int
+    median: float
+    worst: float
+    finding: Finding
+    item: str
+    status: Status
+
+
+def anchor(item: str) -> str:
+    """The id of an item's card; the same in every page, for links from elsewhere."""
+    return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
+
+
+def is_measured(finding: Finding) -> bool:
+    """Whether the finding is a size held against a bound, and not a property that holds or does not."""
+    return not (finding.threshold == 1.0 and (finding.ratio == 0.0 or math.isinf(finding.ratio)))
+
+
+def _failing(results: Iterable[Result]) -> list[Failing]:
+    return [
+        Failing(
+            result=result,
+            anchor=anchor(result.id),
+            command=f"amp-checks run --item {shlex.quote(result.id)}",
+            shown=result.failures[:MOST_FINDINGS],
+            hidden=max(0, len(result.failures) - MOST_FINDINGS),
+        )
+        for result in results
+        if result.status in (Status.FAILED, Status.ERROR)
+    ]
+
+
+def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str, str, dict[str, int]]]]]:
+    """Kind of backend, what it is, and a row of counts for each backend and family; CUDA even where nothing ran."""
+    for kind, words in _KINDS.items():
+        counts: dict[tuple[str, str], dict[str, int]] = {}
+        for result in results:
+            if summary.kind_of(result) == kind:
+                row = counts.setdefault((result.backend, result.family), {str(status): 0 for status in Status})
+                row[str(result.status)] += 1
+        if counts or kind in ("CUDA", "CPU"):
+            yield kind, words, [(backend, family, row) for (backend, family), row in sorted(counts.items())]
+
+
+def _matrices(results: Sequence[Result]) -> Iterator[Matrix]:
+    order = {kind: place for place, kind in enumerate(summary.KINDS)}
+    families = {result.family for result in results}
+    for family in [*(name for name in suite.FAMILIES if name in families), *sorted(families - set(suite.FAMILIES))]:
+        mine = [result for result in results if result.family == family and family != "planted"]
+        by_cell: dict[tuple[str, str], list[Result]] = {}
+        for result in mine:
+            by_cell.setdefault((result.case, result.backend), []).append(result)
+        places = {result.backend: order[summary.kind_of(result)] for result in mine}
+        backends = sorted(places, key=lambda name: (places[name], name))
+        cases = sorted({result.case for result in mine})
+        if mine:
+            rows = [(case, [_cell(by_cell.get((case, name), [])) for name in backends]) for case in cases]
+            yield Matrix(family=family, backends=backends, rows=rows)
+
+
+def _cell(results: Sequence[Result]) -> Cell | None:
+    if not results:
+        return None
+    worst = min(results, key=lambda result: WORST_FIRST.index(result.status))
+    shares = [summary.share(finding) for result in results for finding in result.findings if is_measured(finding)]
+    return Cell(
+        status=worst.status,
+        checks=len(results),
+        share=max(shares, default=None),
+        anchor=anchor(worst.id) if worst.status in (Status.FAILED, Status.ERROR) else None,
+    )
+
+
+def _measured(results: Iterable[Result]) -> dict[str, dict[str, list[Measured]]]:
+    """Check -> kind of backend -> what it measured, the largest share last."""
+    found: dict[str, dict[str, list[Measured]]] = {}
+    for result in results:
+        for finding in result.findings:
+            if is_measured(finding):
+                entry = (summary.share(finding), finding, result)
+                found.setdefault(result.check, {}).setdefault(summary.kind_of(result), []).append(entry)
+    for by_kind in found.values():
+        for entries in by_kind.values():
+            entries.sort(key=lambda entry: (entry[0], entry[2].id))
+    return dict(sorted(found.items()))
+
+
+def _ranges(measured: dict[str, dict[str, list[Measured]]]) -> list[Range]:
+    return [
+        Range(
+            check=check,
+            kind=kind,
+            count=len(entries),
+            median=entries[len(entries) // 2][0],
+            worst=entries[-1][0],
+            finding=entries[-1][1],
+            item=entries[-1][2].id,
+            status=entries[-1][2].status,
+        )
+        for check, by_kind in measured.items()
+        for kind, entries in sorted(by_kind.items())
+    ]
+
+
+def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """The environment as names and words, nested values by dotted names."""
+    told: list[tuple[str, str]] = []
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            told += [(f"{name}.{part}", word) for part, word in _facts(value)]
+        elif isinstance(value, list):
+            for number, part in enumerate(value):
+                inner = _facts(part) if isinstance(part, dict) else [("", str(part))]
+                told += [(f"{name}[{number}].{key}".rstrip("."), word) for key, word in inner]
+            if not value:
+                told.append((name, "none"))
+        else:
+            told.append((name, "none" if value is None else str(value)))
+    return told
+
+
+def _backends(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    known = environment.get("backends", {})
+    return [(name, "available" if reason is None else f"not available: {reason}") for name, reason in known.items()]
+
+
+def _unmeasured(results: Iterable[Result]) -> list[tuple[Status, str, list[str]]]:
+    """Status, reason and items, for what did not run."""
+    found: dict[tuple[Status, str], list[str]] = {}
+    for result in results:
+        if result.status in (Status.NOT_EMULATED, Status.UNAVAILABLE):
+            found.setdefault((result.status, result.message), []).append(result.id)
+    return [(status, reason, items) for (status, reason), items in sorted(found.items())]
+
+
+def _size(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def _share(value: float) -> str:
+    """A share with two decimals, or as a power of ten where it is too small for them."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.2f}" if 0.005 <= value < 1000 or value == 0.0 else f"{value:.0e}"
+
+
+def _state(results: Sequence[Result], content: dict[str, Any]) -> str:
+    """``wrong``, ``right`` or ``none`` (no verdict), as `summary.verdict` says in words."""
+    verdict = summary.verdict(results, complete=content["complete"], errors=content.get("errors", []))
+    return {"AMP IS WRONG": "wrong", "AMP is right": "right"}.get(verdict.partition(":")[0], "none")
+
+
+def render(content: dict[str, Any]) -> str:
+    """The document as one HTML page.
+
+    Raises:
+        SuiteError: a result or a curve in it is malformed.
+    """
+    results = json_format.results_of(content)
+    errors = content.get("errors", [])
+    measured = _measured(results)
+    drawn = [curves.read(entry) for entry in content.get("curves", ())]
+    environment = {name: value for name, value in content["environment"].items() if name != "backends"}
+    emulated = [kind for kind in _KINDS if kind == "emulated" and any(result.emulated for result in results)]
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("amp_checks.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"share": _share, "size": _size}
+    page = templates.get_template("report.html.j2").render(
+        version=__version__,
+        verdict=summary.verdict(results, complete=content["complete"], errors=errors),
+        state=_state(results, content),
+        complete=content["complete"],
+        errors=errors,
+        found=content["summary"],
+        statuses=list(Status),
+        signs=SIGNS,
+        failing=_failing(results),
+        kinds=list(_kinds(results)),
+        matrices=list(_matrices(results)),
+        ratios=plots.ratios(
+            {
+                check: {kind: [entry[0] for entry in entries] for kind, entries in by_kind.items()}
+                for check, by_kind in measured.items()
+            },
+            name="ratios",
+        )
+        if measured
+        else "",
+        ranges=_ranges(measured),
+        known=summary.known_by_reason(results),
+        planted=[result for result in results if result.family == "planted"],
+        curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn)],
+        anchor=anchor,
+        failing_ids={result.id for result in results if result.status in (Status.FAILED, Status.ERROR)},
+        unmeasured=_unmeasured(results),
+        slowest=sorted(results, key=lambda result: (-result.seconds, result.id))[:SLOWEST],
+        facts=_facts(environment),
+        parts=[_facts(part) for part in content.get("environments", ())],
+        backends=_backends(content["environment"]),
+        devices=", ".join(device["name"] for device in environment["devices"]) or "no CUDA device",
+        environment=environment,
+        limits=EMULATION if emulated else (),
+    )
+    return page + "\n"
