@@ -1,0 +1,38 @@
+"""Does the user's program train as well under AMP as in float32? Paired seeds, the suite's own statistic."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from amp_checks.audit.diagnostics import Diagnostic, Severity
+from amp_checks.audit.runs import run
+from amp_checks.audit.training import AuditCase
+from amp_checks.audit.watch import Watch
+from amp_checks.core import Backend
+from amp_checks.reference import parity
+
+RULE = "trains-differently"
+
+
+def compare_seeds(case: AuditCase, backend: Backend) -> list[Diagnostic]:
+    """Train ``case.seeds`` times in each precision; a diagnostic where the mean losses are not equivalent."""
+    results: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(case.seeds):
+        for neutral, losses in results.items():
+            watch = Watch(ops=False)
+            with backend.activate():
+                run(dataclasses.replace(case, id=f"{case.id}#{seed}"), backend, watch, neutral=neutral)
+            losses.append(statistics.fmean(loss for _, loss in watch.trace.losses))
+    found = parity.compare(fp32=results[True], amp=results[False])
+    if found.verdict is parity.Verdict.EQUIVALENT:
+        return []
+    undecided = found.verdict in (parity.Verdict.TOO_FEW_SEEDS, parity.Verdict.NO_SPREAD)
+    return [
+        Diagnostic(
+            rule=RULE,
+            severity=Severity.WARNING if undecided else Severity.ERROR,
+            message=f"mean training loss, AMP against FP32: {found.describe()}",
+            remedy="give more seeds or batches" if undecided else "see the other findings, or train longer to see more",
+        )
+    ]

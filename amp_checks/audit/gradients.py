@@ -1,0 +1,129 @@
+"""The state of every gradient: scaled or not, accumulated onto what, stepped with or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from amp_checks import _torch_private as private
+
+
+class State(enum.Enum):
+    """What a gradient holds."""
+
+    NONE = "nothing yet"
+    PLAIN = "gradients of a loss that was not scaled"
+    SCALED = "scaled gradients"
+    UNSCALED = "unscaled gradients"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Gradient:
+    """One parameter's gradient.
+
+    Attributes:
+        name, parameter: whose.
+        state: what it holds.
+        where: line of the backward that last wrote it.
+        plain: line of a backward whose loss was not scaled, since it was last zeroed.
+        stepped: its optimizer stepped, or skipped, since it was last zeroed.
+        updated: the scaler was updated since it was last written, and no step was made with it.
+        carried: it was added to although its optimizer had stepped with it.
+        held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    state: State = State.NONE
+    where: str | None = None
+    plain: str | None = None
+    has_plain: bool = False
+    stepped: bool = False
+    updated: bool = False
+    carried: bool = False
+    held: torch.Tensor | None = None
+    version: int = -1
+
+    def reset(self) -> None:
+        """It was zeroed, or is gone."""
+        self.state = State.NONE
+        self.where = self.plain = None
+        self.has_plain = self.stepped = self.updated = self.carried = False
+        self.held = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a backward wrote to: how many gradients, and names of the first of those that tell something."""
+
+    touched: int
+    carried: str | None
+    onto_unscaled: str | None
+    after_update: str | None
+
+
+class Book:
+    """Keeps the state of the gradients of all known parameters."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, Gradient] = {}
+
+    def know(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Add parameters; one that is known keeps its name."""
+        for name, parameter in named.items():
+            if parameter.requires_grad and id(parameter) not in self.gradients:
+                self.gradients[id(parameter)] = Gradient(name, parameter)
+
+    def of(self, parameters: Iterable[torch.Tensor]) -> list[Gradient]:
+        """The gradients of known parameters."""
+        found = (self.gradients.get(id(parameter)) for parameter in parameters)
+        return [gradient for gradient in found if gradient is not None]
+
+    def pointers(self) -> dict[int, Gradient]:
+        """Address of each gradient that is there."""
+        return {
+            gradient.held.data_ptr(): gradient
+            for gradient in self.gradients.values()
+            if gradient.held is not None and gradient.held.layout is torch.strided
+        }
+
+    def before_backward(self) -> None:
+        """Note what is there already."""
+        for gradient in self.gradients.values():
+            now = gradient.parameter.grad
+            if now is None:
+                if gradient.state is not State.NONE or gradient.held is not None:
+                    gradient.reset()
+            else:
+                gradient.held = now
+                gradient.version = private.version_of(now)
+
+    def after_backward(self, *, scaled: bool, where: str | None) -> Written:
+        """Note what was written."""
+        touched = 0
+        carried = onto_unscaled = after_update = None
+        for gradient in self.gradients.values():
+            now = gradient.parameter.grad
+            if now is None:
+                continue
+            if now is gradient.held and private.version_of(now) == gradient.version:
+                continue
+            touched += 1
+            if gradient.stepped:
+                gradient.carried = True
+                carried = carried or gradient.name
+            if gradient.state is State.UNSCALED and scaled:
+                onto_unscaled = onto_unscaled or gradient.name
+            if gradient.updated and not gradient.stepped:
+                after_update = after_update or gradient.name
+            gradient.state = State.SCALED if scaled else State.PLAIN
+            gradient.where = where
+            if not scaled:
+                gradient.has_plain = True
+                gradient.plain = gradient.plain or where
+            gradient.updated = False
+            gradient.held = now
+        return Written(touched=touched, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update)

@@ -1,0 +1,77 @@
+"""The ignore list: findings a team knows and has a reason to live with, until a date.
+
+One entry a line, fields parted by ``|``; ``#`` starts a comment::
+
+    rule | where to look for, or * | until YYYY-MM-DD | reason
+
+    scheduler-on-skipped-step | train.py | 2027-03-31 | the schedule is per epoch from March on
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_checks.core import UsageError
+
+if TYPE_CHECKING:
+    from amp_checks.audit.diagnostics import Diagnostic
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """An entry.
+
+    Attributes:
+        rule: id of the rule.
+        place: what the finding's line, module or op must hold; ``*`` for any.
+        until: the last day on which it counts.
+        reason: why.
+    """
+
+    rule: str
+    place: str
+    until: datetime.date
+    reason: str
+
+    def matches(self, one: Diagnostic, today: datetime.date) -> bool:
+        """Whether the entry is in force and means that finding."""
+        return self.rule == one.rule and today <= self.until and (self.place == "*" or self.place in one.place)
+
+
+def load(path: Path, *, rules: frozenset[str]) -> tuple[Ignored, ...]:
+    """Read a list.
+
+    Raises:
+        UsageError: it cannot be read, or a line is malformed: names file and line, what was expected, what came.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"the ignore list {path} cannot be read: {error.strerror}") from error
+    return tuple(
+        _entry(f"{path}:{number}", line, rules)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+
+
+def _entry(place: str, line: str, rules: frozenset[str]) -> Ignored:
+    fields = [field.strip() for field in line.split("|")]
+    if len(fields) != 4 or not all(fields):
+        raise UsageError(f"{place}: an entry is `rule | place or * | YYYY-MM-DD | reason`; got {line.strip()!r}")
+    rule, where, until, reason = fields
+    if rule not in rules:
+        raise UsageError(f"{place}: there is no rule {rule!r}; there are {', '.join(sorted(rules))}")
+    try:
+        day = datetime.date.fromisoformat(until)
+    except ValueError:
+        raise UsageError(f"{place}: the third field is a date, YYYY-MM-DD; got {until!r}") from None
+    return Ignored(rule=rule, place=where, until=day, reason=reason)
+
+
+def expired(entries: tuple[Ignored, ...], today: datetime.date) -> tuple[Ignored, ...]:
+    """Entries whose day has passed."""
+    return tuple(entry for entry in entries if today > entry.until)

@@ -1,0 +1,105 @@
+"""Errors of an audited program's first loss and gradients, against float64 and in FP32's own unit."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from amp_checks.numerics import Threshold
+
+if TYPE_CHECKING:
+    from amp_checks.audit.runs import Evidence
+    from amp_checks.audit.trace import Trace
+
+GRADIENT_ERROR = Threshold(
+    value=64.0,
+    unit="eps of the 16-bit dtype, times FP32's own error in its eps where that is above 1",
+    healthy="see docs/decisions on the audit",
+    weakest_mutant="see docs/decisions on the audit",
+    measured="benchmarks/audit_thresholds.py",
+)
+SCALE_BIAS = Threshold(
+    value=0.01,
+    unit="relative size of the component of all gradients along the float64 ones",
+    healthy="see docs/decisions on the audit",
+    weakest_mutant="a loss scale taken back 1.9 % too small",
+    measured="benchmarks/audit_thresholds.py",
+)
+
+
+def low_dtype(trace: Trace) -> torch.dtype | None:
+    """The 16-bit dtype of a program; bfloat16 where it uses both; None where it uses none."""
+    found = {dtype for op in trace.ops if not op.backward for dtype in op.outputs if dtype.itemsize == 2}
+    if not found:
+        return None
+    return torch.bfloat16 if torch.bfloat16 in found else torch.float16
+
+
+def reference(evidence: Evidence) -> Trace:
+    """The float64 run, or where there is none the float32 one."""
+    return evidence.fp64 if evidence.fp64 is not None else evidence.fp32
+
+
+def relative(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """``|actual - reference| / |reference|`` (Euclidean); 0 where both are zero."""
+    size = reference.norm().item()
+    error = (actual - reference).norm().item()
+    return error / size if size else (0.0 if error == 0.0 else math.inf)
+
+
+def ratios(evidence: Evidence) -> dict[str, float]:
+    """Error of each parameter's first gradient in the unit of `GRADIENT_ERROR`."""
+    low = low_dtype(evidence.amp)
+    exact = reference(evidence)
+    found: dict[str, float] = {}
+    if low is None or evidence.amp.failure is not None:
+        return found
+    largest = max((value.norm().item() for value in exact.gradients.values()), default=0.0)
+    for name, actual in evidence.amp.gradients.items():
+        expected = exact.gradients.get(name)
+        full = evidence.fp32.gradients.get(name)
+        if expected is None or full is None or expected.shape != actual.shape:
+            continue
+        # A gradient that is zero in exact arithmetic (a bias before a normalisation) is all rounding error.
+        if not expected.norm().item() > 1e-6 * largest:
+            continue
+        own = max(relative(full, expected) / torch.finfo(torch.float32).eps, 1.0)
+        found[name] = relative(actual, expected) / (torch.finfo(low).eps * min(own, 64.0))
+    return found
+
+
+def bias(evidence: Evidence) -> float | None:
+    """Relative size of AMP's gradients along the reference's, less 1; None where there is nothing to compare."""
+    exact = reference(evidence).gradients
+    pairs = [
+        (actual, exact[name])
+        for name, actual in evidence.amp.gradients.items()
+        if name in exact and exact[name].shape == actual.shape
+    ]
+    size = sum((expected * expected).sum().item() for _, expected in pairs)
+    if not pairs or not size or low_dtype(evidence.amp) is None:
+        return None
+    return sum((actual * expected).sum().item() for actual, expected in pairs) / size - 1.0
+
+
+def loss_ratio(evidence: Evidence) -> float | None:
+    """Error of the first loss in the unit of `GRADIENT_ERROR`; None where there is nothing to compare."""
+    low = low_dtype(evidence.amp)
+    runs = (evidence.amp, reference(evidence), evidence.fp32)
+    if low is None or not all(trace.losses for trace in runs):
+        return None
+    actual, expected, full = (trace.losses[0][1] for trace in runs)
+    if not all(map(math.isfinite, (actual, expected, full))) or expected == 0.0:
+        return None
+    own = max(abs(full - expected) / abs(expected) / torch.finfo(torch.float32).eps, 1.0)
+    return abs(actual - expected) / abs(expected) / (torch.finfo(low).eps * min(own, 64.0))
+
+
+def are_small(evidence: Evidence) -> bool:
+    """Whether the errors of loss and gradients are as the dtype explains."""
+    loss = loss_ratio(evidence)
+    return (loss is None or loss < GRADIENT_ERROR.value) and all(
+        ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values()
+    )

@@ -1,0 +1,357 @@
+"""The dispatch mode: each op below autocast, forward and backward, with its place, and what it tells."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_checks import _torch_private as private
+from amp_checks.audit import constants
+from amp_checks.audit.places import line, user_frame
+from amp_checks.audit.trace import Event, Kind, Op
+
+if TYPE_CHECKING:
+    from amp_checks.audit.watch import Watch
+
+LOW = (torch.float16, torch.bfloat16)
+DETAILED_STEPS = 2
+"""Iterations of which each op is kept; after them only what rules ask for."""
+
+_ZEROING = {"aten::zero_", "aten::_foreach_zero_", "aten::fill_.Scalar"}
+_ACCUMULATING = {"aten::add", "aten::add_", "aten::sub_", "aten::lerp_", "aten::index_add_", "aten::scatter_add_"}
+_PRODUCTS = {
+    f"aten::{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
+}
+_SMALL = 8
+"""Elements of a counter that is not changed in place."""
+
+Frame = tuple[CodeType, int] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Facts:
+    name: str
+    base: str
+    view: bool
+    changes: bool
+    cast: bool
+    checks_constants: bool
+    accumulates: bool
+    product: bool
+    zeroes: bool
+
+
+def _facts(func: Any) -> _Facts:
+    name = func.name()
+    base = name.partition(".")[0]
+    return _Facts(
+        name=name,
+        base=base,
+        view=private.is_aliasing(func),
+        changes=private.is_mutating(func),
+        cast=name == "aten::_to_copy",
+        checks_constants=base in constants.CHECKED,
+        accumulates=base in _ACCUMULATING,
+        product=base in _PRODUCTS,
+        zeroes=name in _ZEROING,
+    )
+
+
+class OpMode(TorchDispatchMode):
+    """Hands each op to `OpWatch`, unless the watch wants quiet."""
+
+    def __init__(self, ops: OpWatch) -> None:
+        super().__init__()
+        self._ops = ops
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        ops = self._ops
+        if ops.quiet:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception as error:
+            with private.no_function_modes():
+                ops.failed(func, args, kwargs, error)
+            raise
+        with private.no_function_modes():
+            ops.saw(func, args, out)
+        return out
+
+
+class OpWatch:
+    """What ops tell, one after the other.
+
+    ``known`` holds, by address, what an argument may be: a parameter, its gradient, a cast copy of one. Addresses in it
+    belong to tensors that are kept alive, so that none can be given away and mistaken.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.quiet = False
+        self.modules: list[str] = []
+        self.functions: list[str] = []
+        self.made: dict[int, Op | str] = {}
+        self.parameters: dict[int, str] = {}
+        self.gradients: dict[int, Any] = {}
+        self.copies: dict[int, tuple[str, Tensor, int]] = {}
+        self.rewritten: dict[str, tuple[int, str | None]] = {}
+        self.inner: dict[int, tuple[Tensor, float]] = {}
+        self._carried: dict[int, tuple[Tensor, int]] = {}
+        self._facts: dict[Any, _Facts] = {}
+        self._forward_places: dict[int, tuple[str | None, Frame]] = {}
+        self._extremes: list[tuple[Op, Tensor, Tensor]] = []
+        self._told: set[tuple[Any, ...]] = set()
+        self.function_products: dict[str, dict[bool, set[torch.dtype]]] = {}
+
+    def start_step(self) -> None:
+        """An iteration begins."""
+        self._forward_places.clear()
+        self.made.clear()
+        step = self._watch.step
+        self._carried = {address: held for address, held in self._carried.items() if held[1] >= step - 1}
+
+    def end_step(self) -> None:
+        """An iteration ended: read the extremes that were left on the device."""
+        if not self._extremes:
+            return
+        values = torch.stack([value.float() for _, *pair in self._extremes for value in pair]).tolist()
+        for place, (op, _, _) in enumerate(self._extremes):
+            op.low, op.high = values[2 * place], values[2 * place + 1]
+        self._extremes.clear()
+
+    def saw(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """One op ran."""
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts[func] = _facts(func)
+        if facts.view:
+            return
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        for value in args:
+            if type(value) is list or type(value) is tuple:
+                tensors += [item for item in value if isinstance(item, Tensor)]
+        watch = self._watch
+        backward = watch.backward_depth > 0
+        try:
+            self._look(facts, tensors, args, out, backward=backward)
+        except RuntimeError:
+            # A tensor without storage has no address, and nothing that is looked for here.
+            pass
+        if watch.step < DETAILED_STEPS:
+            self._keep(facts, tensors, out, backward=backward)
+
+    def _look(self, facts: _Facts, tensors: list[Tensor], args: tuple[Any, ...], out: Any, *, backward: bool) -> None:
+        parameters, gradients, copies, inner = self.parameters, self.gradients, self.copies, self.inner
+        low = False
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            low = low or tensor.dtype in LOW
+            if address in parameters:
+                self._parameter(facts, parameters[address], tensor, tensors, out)
+            elif address in gradients and not backward:
+                self._gradient(facts, gradients[address], tensor, tensors)
+            elif address in copies and self.rewritten:
+                self._copy(copies[address][0], copies[address][2])
+            if inner and address in inner and not backward:
+                self._inner_gradient(facts, inner[address], args, out)
+        if low and not backward:
+            if facts.checks_constants:
+                self._constants(facts, args)
+            if facts.accumulates:
+                self._accumulated(facts, tensors, out)
+
+    def _keep(self, facts: _Facts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
+        outputs = (
+            (out,)
+            if isinstance(out, Tensor)
+            else [item for item in out if isinstance(item, Tensor)]
+            if isinstance(out, list | tuple)
+            else ()
+        )
+        outputs = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if not outputs:
+            return
+        function = self.functions[-1] if self.functions else None
+        if backward:
+            node = private.running_node()
+            number = private.node_number(node) if node is not None else -1
+            module, frame = self._forward_places.get(number, (None, None))
+            custom = private.custom_function_of(node) if node is not None else None
+            if custom is not None:
+                function = custom.__name__
+                frame = user_frame(4) or frame
+        else:
+            module = self.modules[-1] if self.modules else None
+            frame = user_frame(4)
+            if torch.is_grad_enabled():
+                # An op that makes no node must not take the place of the one that made the last.
+                self._forward_places.setdefault(private.latest_node_number(), (module, frame))
+        first = outputs[0]
+        op = Op(
+            name=facts.name,
+            step=self._watch.step,
+            backward=backward,
+            inputs=tuple([tensor.dtype for tensor in tensors if tensor.is_floating_point()]),
+            outputs=tuple([tensor.dtype for tensor in outputs]),
+            module=module,
+            where=frame,  # type: ignore[arg-type] - made text of when the run is over
+            function=function,
+            elements=first.numel(),
+            in_place=facts.changes,
+        )
+        if facts.cast:
+            made = self.made.get(tensors[0].data_ptr()) if tensors else None
+            if isinstance(made, Op) and made.is_cast and made.inputs:
+                op.from_cast = made.inputs[0]
+        if facts.product and function is not None:
+            sides = self.function_products.setdefault(function, {False: set(), True: set()})
+            sides[backward].add(first.dtype)
+        try:
+            self.made[first.data_ptr()] = op
+        except RuntimeError:
+            pass
+        region = self._watch.innermost_region()
+        if region is not None and not backward:
+            region["ops"] += 1
+            region["low_ops"] += first.dtype in LOW
+            op.region = region["dtype"] if region["enabled"] else None
+        if first.dtype in LOW and op.elements:
+            low, high = torch.aminmax(first)
+            self._extremes.append((op, low, high))
+        self._watch.trace.ops.append(op)
+
+    def computed_in(self, loss: Tensor) -> torch.dtype:
+        """The dtype a loss was computed in: its own, or that of what it was cast from at last."""
+        try:
+            made = self.made.get(loss.data_ptr())
+        except RuntimeError:
+            made = None
+        return made.inputs[0] if isinstance(made, Op) and made.is_cast and made.inputs else loss.dtype
+
+    def failed(self, func: Any, args: tuple[Any, ...], kwargs: Any, error: Exception) -> None:
+        """An op raised."""
+        self._watch.op_failed = (
+            error,
+            func.name(),
+            tuple(self._describe(value) for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)),
+            self.modules[-1] if self.modules else None,
+            line(user_frame(3)),
+        )
+
+    def _describe(self, tensor: Tensor) -> str:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        text = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            return text
+        if address in self.parameters:
+            return f"{text}: parameter {self.parameters[address]}"
+        made = self.made.get(address)
+        if isinstance(made, Op):
+            module = f" in {made.module}" if made.module else ""
+            return f"{text}: made by {made.name}{module} at {line(made.where)}"  # type: ignore[arg-type]
+        return f"{text}: given to the step"
+
+    # What known tensors are used for.
+
+    def _parameter(self, facts: _Facts, name: str, tensor: Tensor, tensors: list[Tensor], out: Any) -> None:
+        watch = self._watch
+        if facts.changes and tensors[0] is not tensor and watch.just_skipped:
+            destination = tensors[0]
+            if destination.data_ptr() not in self.parameters:
+                self.tell(Kind.AVERAGED, once=True, op=facts.name, parameter=name)
+        if facts.changes and tensors[0] is tensor:
+            if watch.nest_depth:
+                self.rewrote(name, line(user_frame(5)))
+            return
+        watch.read_parameter(name)
+        if facts.cast and isinstance(out, Tensor) and out.dtype in LOW and watch.nest_depth:
+            self.copies[out.data_ptr()] = (name, out, self.rewritten.get(name, (0, None))[0])
+
+    def _gradient(self, facts: _Facts, gradient: Any, tensor: Tensor, tensors: list[Tensor]) -> None:
+        watch = self._watch
+        if facts.changes and any(item is tensor for item in tensors):
+            if facts.zeroes:
+                gradient.reset()
+                return
+            written = facts.base.startswith("aten::_foreach") or tensors[0] is tensor
+        else:
+            written = False
+        if written and (gradient.stepped or gradient.state is watch.scaled_state):
+            self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
+        elif not written and gradient.state is watch.scaled_state:
+            self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
+
+    def rewrote(self, name: str, where: str | None) -> None:
+        """A parameter was written to while casts of it may be kept."""
+        self.rewritten[name] = (self.rewritten.get(name, (0, None))[0] + 1, where)
+
+    def _copy(self, name: str, made_after: int) -> None:
+        rewrites, where = self.rewritten.get(name, (0, None))
+        if rewrites > made_after:
+            self.tell(Kind.STALE_WEIGHT, once=True, parameter=name, written=where)
+
+    def _inner_gradient(self, facts: _Facts, held: tuple[Tensor, float], args: tuple[Any, ...], out: Any) -> None:
+        _, scale = held
+        if facts.cast:
+            if isinstance(out, Tensor):
+                self.inner[out.data_ptr()] = (out, scale)
+            return
+        if facts.base in ("aten::mul", "aten::div", "aten::mul_", "aten::div_") and len(args) > 1:
+            factor = args[1].item() if isinstance(args[1], Tensor) and args[1].numel() == 1 else args[1]
+            if isinstance(factor, int | float) and factor:
+                by = factor if "div" in facts.base else 1 / factor
+                if math.isclose(by, scale, rel_tol=1e-3):
+                    return
+        self.tell(Kind.INNER_GRADIENT, once=True, op=facts.name)
+
+    def _constants(self, facts: _Facts, args: tuple[Any, ...]) -> None:
+        found = constants.lost(facts.base, args)
+        if found is not None:
+            self.tell(Kind.LOST_CONSTANT, once=True, op=facts.name, **found)
+
+    def _accumulated(self, facts: _Facts, tensors: list[Tensor], out: Any) -> None:
+        if not isinstance(out, Tensor) or out.dtype not in LOW or out.requires_grad or not tensors:
+            return
+        step = self._watch.step
+        if not facts.changes and out.numel() > _SMALL:
+            return
+        before = next((self._carried.get(t.data_ptr()) for t in tensors if t.dtype in LOW), None)
+        if before is not None and before[1] == step - 1 and out.data_ptr() not in self.parameters:
+            self.tell(Kind.CARRIED_STATE, once=True, op=facts.name, dtype=out.dtype, shape=tuple(out.shape))
+        self._carried[out.data_ptr()] = (out, step)
+
+    def tell(self, kind: Kind, *, once: bool = False, **data: Any) -> None:
+        """Note an event at the user's line; ``once``: only the first of its kind at that line."""
+        frame = user_frame(5)
+        if once:
+            key = (kind, frame, data.get("constant"), data.get("op"))
+            if key in self._told:
+                return
+            self._told.add(key)
+        self._watch.trace.events.append(
+            Event(
+                kind=kind,
+                step=self._watch.step,
+                where=line(frame),
+                module=self.modules[-1] if self.modules else None,
+                data=data,
+            )
+        )
+
+    def leave_nest(self) -> None:
+        """The outermost region was left: the copies of weights are gone."""
+        self.copies.clear()
+        self.rewritten.clear()

@@ -1,0 +1,293 @@
+"""What is replaced in torch while a run is watched, so that an unmodified program tells what it does.
+
+Methods are replaced on their classes: whoever imported a class by name is seen too. `neutral` goes the same way to run a
+program with every region and scaler disabled, whatever it wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from amp_checks import _torch_private as private
+from amp_checks.audit.trace import Kind
+
+if TYPE_CHECKING:
+    from amp_checks.audit.watch import Watch
+
+_TORCH = tuple(torch.__path__)
+Method = Callable[..., Any]
+
+
+class _Replaced:
+    """Attributes that are replaced, and put back in reverse order."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def method(self, owner: Any, name: str, make: Callable[[Method], Method]) -> None:
+        """Replace ``owner.name`` by ``make(original)``."""
+        original = vars(owner).get(name, getattr(owner, name))
+        self._saved.append((owner, name, original))
+        if isinstance(original, classmethod):
+            replacement: Any = classmethod(functools.wraps(original.__func__)(make(original.__func__)))
+        else:
+            replacement = functools.wraps(original)(make(original))
+        setattr(owner, name, replacement)
+
+    def restore(self) -> None:
+        while self._saved:
+            setattr(*self._saved.pop())
+
+
+def _called_by_torch() -> bool:
+    """Whether the caller of the replaced method is torch itself."""
+    return sys._getframe(2).f_code.co_filename.startswith(_TORCH)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Tell a watch what scaler, regions, engine, optimizers and schedulers do."""
+    replaced = _Replaced()
+    hooks = [
+        register_optimizer_step_pre_hook(lambda optimizer, *_: watch.before_step(optimizer)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
+    ]
+    try:
+        _watch_scaler(replaced, watch)
+        _watch_regions(replaced, watch)
+        _watch_engine(replaced, watch)
+        _watch_others(replaced, watch)
+        yield
+    finally:
+        replaced.restore()
+        for hook in hooks:
+            hook.remove()
+
+
+def _watch_scaler(replaced: _Replaced, watch: Watch) -> None:
+    cls = torch.amp.GradScaler
+
+    def init(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            asked = kwargs.get("enabled", args[5] if len(args) > 5 else True)
+            device = kwargs.get("device", args[0] if args else "cuda")
+            watch.made_scaler(self, asked=bool(asked), device=str(device))
+
+        return replacement
+
+    def scale(original: Method) -> Method:
+        def replacement(self: Any, outputs: Any) -> Any:
+            result = original(self, outputs)
+            if self.is_enabled():
+                watch.scaled(outputs, result, self.get_scale())
+            return result
+
+        return replacement
+
+    def unscale(original: Method) -> Method:
+        def replacement(self: Any, optimizer: Any) -> Any:
+            if not self.is_enabled():
+                return original(self, optimizer)
+            by_user = not _called_by_torch()
+            with watch.quiet_ops():
+                result = original(self, optimizer)
+            if by_user:
+                watch.unscaled(optimizer)
+            return result
+
+        return replacement
+
+    def step(original: Method) -> Method:
+        def replacement(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            with watch.scaler_steps(self, optimizer):
+                return original(self, optimizer, *args, **kwargs)
+
+        return replacement
+
+    def update(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with watch.quiet_ops():
+                result = original(self, *args, **kwargs)
+            if self.is_enabled():
+                watch.updated(self)
+            return result
+
+        return replacement
+
+    for name, make in (("__init__", init), ("scale", scale), ("unscale_", unscale), ("step", step), ("update", update)):
+        replaced.method(cls, name, make)
+
+
+def _watch_regions(replaced: _Replaced, watch: Watch) -> None:
+    def enter(original: Method) -> Method:
+        def replacement(self: Any) -> Any:
+            result = original(self)
+            watch.entered(*private.region_settings(self))
+            return result
+
+        return replacement
+
+    def leave(original: Method) -> Method:
+        def replacement(self: Any, *args: Any) -> Any:
+            watch.left()
+            return original(self, *args)
+
+        return replacement
+
+    def init(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            asked = kwargs.get("enabled", args[2] if len(args) > 2 else True)
+            device, _, enabled, _ = private.region_settings(self)
+            if asked and not enabled:
+                watch.tell(Kind.DISABLED_REGION, device=device)
+
+        return replacement
+
+    replaced.method(torch.autocast, "__init__", init)
+    replaced.method(torch.autocast, "__enter__", enter)
+    replaced.method(torch.autocast, "__exit__", leave)
+
+
+def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
+    def run(original: Method) -> Method:
+        def replacement(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            with watch.backward(roots, accumulates=accumulates, create_graph=bool(args[2])) as results:
+                found = original(roots, *args, **kwargs)
+                results.extend(found or ())
+            return found
+
+        return replacement
+
+    owner, name = private.backward_engine()
+    replaced.method(owner, name, run)
+
+
+def _watch_others(replaced: _Replaced, watch: Watch) -> None:
+    def made(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            watch.number(self)
+
+        return replacement
+
+    def zero(parameters: Callable[[Any], list[torch.Tensor]]) -> Callable[[Method], Method]:
+        def make(original: Method) -> Method:
+            def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with watch.quiet_ops():
+                    result = original(self, *args, **kwargs)
+                watch.zeroed(parameters(self))
+                return result
+
+            return replacement
+
+        return make
+
+    def scheduled(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+            by_user = not _called_by_torch()
+            result = original(self, *args, **kwargs)
+            if by_user:
+                watch.scheduled(self)
+            return result
+
+        return replacement
+
+    def applied(original: Method) -> Method:
+        def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls.__module__.startswith("torch."):
+                return original(cls, *args, **kwargs)
+            watch.applied(cls, decorated=_is_decorated(cls))
+            watch.ops.functions.append(cls.__name__)
+            try:
+                return original(cls, *args, **kwargs)
+            finally:
+                watch.ops.functions.pop()
+
+        return replacement
+
+    def saved(original: Method) -> Method:
+        def replacement(what: Any, *args: Any, **kwargs: Any) -> Any:
+            watch.saved(optimizer=holds(what, _OPTIMIZER_KEYS), scaler=holds(what, _SCALER_KEYS))
+            return original(what, *args, **kwargs)
+
+        return replacement
+
+    replaced.method(torch.optim.Optimizer, "__init__", made)
+    replaced.method(
+        torch.optim.Optimizer, "zero_grad", zero(lambda self: [p for g in self.param_groups for p in g["params"]])
+    )
+    replaced.method(torch.nn.Module, "zero_grad", zero(lambda self: list(self.parameters())))
+    for cls in _schedulers():
+        replaced.method(cls, "step", scheduled)
+    replaced.method(torch.autograd.Function, "apply", applied)
+    replaced.method(torch, "save", saved)
+
+
+_OPTIMIZER_KEYS = {"state", "param_groups"}
+_SCALER_KEYS = {"scale", "growth_factor", "_growth_tracker"}
+
+
+def holds(what: Any, keys: set[str]) -> bool:
+    """Whether nested containers hold a mapping with these keys."""
+    if isinstance(what, dict):
+        return keys <= set(map(str, what)) or any(holds(value, keys) for value in what.values())
+    return isinstance(what, list | tuple) and any(holds(value, keys) for value in what)
+
+
+def _is_decorated(function: Any) -> bool:
+    """Whether ``custom_fwd`` wraps its forward, or ``custom_bwd`` its backward."""
+    return any(
+        getattr(getattr(method, "__code__", None), "co_filename", "").endswith("autocast_mode.py")
+        for method in (function.forward, function.backward)
+    )
+
+
+def _schedulers() -> list[type]:
+    """The scheduler classes that have a ``step`` of their own."""
+    found = [lr_scheduler.LRScheduler]
+    for cls in found:
+        found += [sub for sub in cls.__subclasses__() if sub not in found]
+    return [cls for cls in found if "step" in vars(cls)]
+
+
+@contextmanager
+def neutral() -> Iterator[None]:
+    """Run a program with every region and every scaler disabled."""
+    replaced = _Replaced()
+
+    def enter(original: Method) -> Method:
+        def replacement(self: Any) -> Any:
+            was = private.set_region_enabled(self, False)
+            try:
+                return original(self)
+            finally:
+                private.set_region_enabled(self, was)
+
+        return replacement
+
+    def init(original: Method) -> Method:
+        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args[:5], **{**kwargs, "enabled": False})
+
+        return replacement
+
+    try:
+        replaced.method(torch.autocast, "__enter__", enter)
+        replaced.method(torch.amp.GradScaler, "__init__", init)
+        yield
+    finally:
+        replaced.restore()

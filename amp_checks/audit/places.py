@@ -1,0 +1,83 @@
+"""Where in the user's code: the line on the stack, and the module whose forward runs."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
+_NOT_USER_CODE = (
+    *(str(Path(path).resolve()) for path in torch.__path__),
+    *(str(_PACKAGE / name) for name in ("audit", "emulation", "core.py", "suite.py", "numerics.py", "state.py")),
+)
+_judged: dict[CodeType, bool] = {}
+
+
+def is_user_code(code: CodeType) -> bool:
+    name = code.co_filename
+    if name[:1] == "<":
+        return False
+    path = str(Path(name).resolve())
+    if path.startswith(_NOT_USER_CODE):
+        return False
+    # Installed packages lie below the standard library's folder.
+    return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
+
+
+def user_frame(depth: int = 1) -> tuple[CodeType, int] | None:
+    """The innermost frame of the user's code, as code and line: cheap to keep, `line` makes text of it."""
+    frame: FrameType | None = sys._getframe(depth)
+    judged = _judged
+    while frame is not None:
+        code = frame.f_code
+        user = judged.get(code)
+        if user is None:
+            user = judged[code] = is_user_code(code)
+        if user:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def line(place: tuple[CodeType, int] | None) -> str | None:
+    """``file:line``, relative to the current folder where the file lies in it."""
+    if place is None:
+        return None
+    path = Path(place[0].co_filename)
+    try:
+        path = path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        pass
+    return f"{path}:{place[1]}"
+
+
+@contextmanager
+def tracked_modules(named: Mapping[str, nn.Module], path: list[str]) -> Iterator[None]:
+    """Keep in ``path`` the names of the modules whose forward runs; one outside ``named`` goes by its class."""
+    names = {id(module): name for name, module in named.items()}
+
+    def enter(module: nn.Module, *_: object) -> None:
+        path.append(names.get(id(module)) or type(module).__name__)
+
+    def leave(*_: object) -> None:
+        if path:
+            path.pop()
+
+    hooks = (
+        module_hooks.register_module_forward_pre_hook(enter),
+        module_hooks.register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,82 @@
+"""What survives a checkpoint: the user's own ``save`` and ``load``, one against the other."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amp_checks.audit.training import AuditCase, Training, describe, stepper
+
+if TYPE_CHECKING:
+    from amp_checks.audit.watch import Watch
+    from amp_checks.core import Backend
+
+LATE_SCALE = 2.0**7
+"""A loss scale that no fresh scaler starts with: it stands for one that training has found."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What came back in a fresh program that loaded the checkpoint of a trained one.
+
+    Attributes:
+        error: what saving or loading raised, or None.
+        scales: loss scale saved and loaded, for each enabled scaler.
+        lost: names of parameters that differ after loading.
+        overwritten: names of parameters that the next step puts back nearer to what they were before loading.
+    """
+
+    error: str | None = None
+    scales: tuple[tuple[float, float], ...] = ()
+    lost: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
+
+
+def resume(case: AuditCase, backend: Backend, trained: Training, watch: Watch) -> Resumed | None:
+    """Save the trained program, load it into a fresh one, and train that for one step."""
+    if trained.save is None or trained.load is None or watch.trace.failure is not None:
+        return None
+    from amp_checks.audit import patches
+    from amp_checks.audit.watch import Watch as FreshWatch
+
+    scalers = [scaler for scaler in watch.scalers if scaler.is_enabled()]
+    for scaler in scalers:
+        scaler.update(LATE_SCALE)
+    try:
+        with torch.no_grad():
+            saved = {name: parameter.detach().clone() for name, parameter in trained.named_parameters().items()}
+        state = copy.deepcopy(trained.save())
+        fresh_watch = FreshWatch(ops=False)
+        with patches.watched(fresh_watch):
+            fresh = case.training(backend)
+            first = {name: parameter.detach().clone() for name, parameter in fresh.named_parameters().items()}
+            assert fresh.load is not None
+            fresh.load(state)
+            loaded = {name: parameter.detach().clone() for name, parameter in fresh.named_parameters().items()}
+            fresh_scalers = [scaler for scaler in fresh_watch.scalers if scaler.is_enabled()]
+            scales = tuple((old.get_scale(), new.get_scale()) for old, new in zip(scalers, fresh_scalers, strict=False))
+            fresh_watch.know(fresh, whole_loop=fresh.run is not None)
+            next(iter(stepper(fresh, backend)()), None)
+        after = {name: parameter.detach() for name, parameter in fresh.named_parameters().items()}
+    except Exception as error:  # noqa: BLE001 - whatever the user's save and load raise is what is audited
+        return Resumed(error=describe(error))
+    return Resumed(
+        scales=scales,
+        lost=tuple(name for name, value in saved.items() if name in loaded and not _same(value, loaded[name])),
+        overwritten=tuple(
+            name for name in loaded if name in first and _went_back(first[name], loaded[name], after[name])
+        ),
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
+
+
+def _went_back(first: torch.Tensor, loaded: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether a step moved a parameter most of the way from what was loaded to what was there before."""
+    way = (loaded.double() - first.double()).norm()
+    return bool(way > 0 and (after.double() - first.double()).norm() < 0.5 * way)

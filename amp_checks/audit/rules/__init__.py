@@ -1,0 +1,55 @@
+"""The rules: each a function that looks at the evidence of an audit and yields what it finds.
+
+The one place to add a rule is a function with ``@rule(...)`` in one of this package's modules, and a pair of fixtures (a
+faulty loop, its corrected twin) in ``fixtures/audit``; the tests refuse a rule that no fixture trips.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+
+from amp_checks.audit.diagnostics import Diagnostic, Found
+from amp_checks.audit.rules.registry import RULES, Rule
+from amp_checks.audit.runs import Evidence
+
+MODULES = ("errors", "protocol", "regions", "finite", "precision", "dtypes", "state")
+for _name in MODULES:
+    importlib.import_module(f"{__name__}.{_name}")
+
+__all__ = ["MODULES", "RULES", "Rule", "judge"]
+
+
+def judge(evidence: Evidence, *, rules: Iterable[Rule] | None = None) -> list[Diagnostic]:
+    """Every rule on the evidence: errors first, then warnings and notes, each in the order of the program."""
+    found = [
+        Diagnostic(
+            rule=one.rule or rule.id,
+            severity=one.severity or rule.severity,
+            message=one.message,
+            remedy=one.remedy or rule.remedy,
+            where=one.where,
+            module=one.module,
+            op=one.op,
+            step=one.step,
+        )
+        for rule in (RULES.values() if rules is None else rules)
+        for one in _once(rule.function(evidence))
+    ]
+    return sorted(found, key=lambda one: (one.severity.rank, one.step if one.step is not None else 1 << 30))
+
+
+def _once(found: Iterator[Found]) -> Iterator[Found]:
+    """A fault in a loop is one fault: the first of those at the same place."""
+    seen = set()
+    for one in found:
+        key = (
+            one.rule,
+            one.where,
+            one.module if one.where is None else None,
+            one.op,
+            one.message if one.where is None else "",
+        )
+        if key not in seen:
+            seen.add(key)
+            yield one

@@ -1,0 +1,78 @@
+"""Dtypes: casts for nothing, ops kept from the dtype that autocast would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from amp_checks import policy
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.ops import LOW
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Op
+from amp_checks.core import CastPolicy
+
+WARNING = Severity.WARNING
+
+_LISTED_AS = {
+    "_softmax": "softmax.int",
+    "_log_softmax": "log_softmax.int",
+    "native_layer_norm": "layer_norm",
+    "nll_loss_forward": "nll_loss",
+    "linalg_vector_norm": "norm.Scalar",
+}
+"""Leaf ops, and the overload under which their policy is recorded."""
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+
+
+def _at(op: Op, message: str) -> Found:
+    return Found(message=message, where=op.where, module=op.module, op=op.name, step=op.step)
+
+
+@rule("cast-back-and-forth", WARNING, remedy="leave the explicit casts out: autocast casts what needs it, once")
+def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
+    """float32 to 16 bits and straight back loses precision; 16 bits to float32 and straight back costs two passes."""
+    for op in evidence.amp.ops:
+        if op.from_cast is None or op.backward or not op.inputs:
+            continue
+        first, middle, last = op.from_cast, op.inputs[0], op.outputs[0]
+        if first is last and middle is not first and first.itemsize != middle.itemsize:
+            names = " to ".join(str(dtype).removeprefix("torch.") for dtype in (first, middle, last))
+            yield _at(op, f"{op.elements} elements are cast from {names} with nothing in between")
+
+
+@rule("kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
+def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
+    """The op is one that autocast runs in float32; an explicit cast outside of a region, or in a disabled one, kept it down."""
+    device = evidence.backend.device_type
+    if all(facts.dtype in LOW for facts in evidence.amp.parameters.values()):
+        return
+    for op in evidence.amp.ops:
+        if op.backward or op.region is not None or op.outputs[0] not in LOW or op.function is not None:
+            continue
+        name = op.name.removeprefix("aten::")
+        listed = _LISTED_AS.get(name, name)
+        if policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
+            yield _at(
+                op, f"{op.name} runs in {_name(op.outputs[0])} outside of autocast, which would run it in float32"
+            )
+
+
+@rule("kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
+def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
+    """Autocast casts neither in-place and out= forms nor float64: such a product runs wide in the middle of a region."""
+    for op in evidence.amp.ops:
+        name = op.name.removeprefix("aten::").partition(".")[0].rstrip("_")
+        if op.backward or op.region is None or name not in _PRODUCTS or op.function is not None:
+            continue
+        if op.outputs[0] in (torch.float32, torch.float64) and op.in_place:
+            yield _at(op, f"{op.name} runs in {_name(op.outputs[0])} inside a region: autocast leaves this form alone")
+        elif op.outputs[0] is torch.float64:
+            yield _at(op, f"{op.name} runs in float64 inside a region")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,112 @@
+"""A step that raises: what the message means, and which tensors met."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.core import first_line
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """An exception that AMP programs meet: its rule, a pattern of its text, what it means, what to change."""
+
+    rule: str
+    pattern: str
+    meaning: str
+    remedy: str
+
+
+KNOWN = (
+    Known(
+        rule="unscaled-twice",
+        pattern=r"unscale_\(\) (has already been called|is being called after step)",
+        meaning="gradients are unscaled a second time before scaler.update()",
+        remedy="call scaler.unscale_(optimizer) once per step, after the last micro-batch",
+    ),
+    Known(
+        rule="update-missing",
+        pattern=r"step\(\) has already been called since the last update",
+        meaning="scaler.step is called again without scaler.update()",
+        remedy="call scaler.update() at the end of each iteration",
+    ),
+    Known(
+        rule="optimizer-without-gradients",
+        pattern="No inf checks were recorded for this optimizer",
+        meaning="none of this optimizer's parameters has a gradient",
+        remedy="call scaler.step only for optimizers whose parameters took part in this backward",
+    ),
+    Known(
+        rule="update-without-step",
+        pattern="No inf checks were recorded prior to update",
+        meaning="scaler.update() without a scaler.step() or unscale_() before it",
+        remedy="call scaler.update() only in iterations that call scaler.step(optimizer)",
+    ),
+    Known(
+        rule="loss-not-scaled",
+        pattern="_scale is None",
+        meaning="the scaler is asked to unscale although it has scaled no loss",
+        remedy="call scaler.scale(loss).backward()",
+    ),
+    Known(
+        rule="16-bit-weights",
+        pattern="Attempting to unscale FP16 gradients",
+        meaning="parameters, and so their gradients, are float16",
+        remedy="keep parameters in float32 (no model.half()), and let autocast cast them",
+    ),
+    Known(
+        rule="closure-with-scaler",
+        pattern="Closure use is not currently supported",
+        meaning="scaler.step takes no closure",
+        remedy="use an optimizer without closure, or train it without scaler, in bfloat16",
+    ),
+    Known(
+        rule="constant-does-not-exist",
+        pattern="cannot be converted to type .*Half without overflow",
+        meaning="a constant lies outside float16's range",
+        remedy="mask with torch.finfo(x.dtype).min",
+    ),
+    Known(
+        rule="banned-op",
+        pattern="are unsafe to autocast",
+        meaning="this loss on probabilities is banned inside autocast",
+        remedy="use binary_cross_entropy_with_logits, on logits",
+    ),
+    Known(
+        rule="mixed-dtypes",
+        pattern=r"expected scalar type|must have the same (dtype|scalar type)|should be the same|dtypes? (to )?match"
+        r"|expected m1 and m2 to have the same dtype|Expected self\.dtype to be equal|same dtype|mat1 and mat2",
+        meaning="16-bit and float32 tensors meet in an op that takes one dtype",
+        remedy="cast one of them where it is made, or give a custom op an autocast rule (register_autocast)",
+    ),
+)
+"""Messages of torch, most telling first: the one place to add another."""
+
+
+@rule("raises", Severity.ERROR, remedy="the program runs in float32: look for what AMP changes at this line")
+def raises(evidence: Evidence) -> Iterator[Found]:
+    """The program raises under AMP."""
+    failure = evidence.amp.failure
+    if failure is None:
+        return
+    text = str(failure.error)
+    known = next((row for row in KNOWN if re.search(row.pattern, text)), None)
+    message = f"{type(failure.error).__name__}: {first_line(failure.error)}"
+    if known is not None:
+        message = f"{known.meaning} ({message})"
+    if failure.inputs:
+        message += f"; {failure.op} was given {'; '.join(failure.inputs)}"
+    yield Found(
+        message=message,
+        where=failure.where,
+        module=failure.module,
+        op=failure.op,
+        step=failure.step,
+        rule=known.rule if known is not None else None,
+        remedy=known.remedy if known is not None else None,
+    )

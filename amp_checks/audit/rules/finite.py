@@ -1,0 +1,183 @@
+"""Values that leave the range of their dtype: infinities, NaN, constants that do not exist."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.origins import Origin
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Kind
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+_HINTS = {
+    "log": "log of exactly 0: keep the argument in float32, or use a loss that takes logits (with_logits, log_softmax)",
+    "log1p": "log1p of exactly -1: keep the argument in float32, or bound it by 1 - torch.finfo(dtype).eps",
+    "div": "division by exactly 0: an eps must exist in the dtype (torch.finfo(dtype).tiny is the least normal one)",
+    "reciprocal": "division by exactly 0: an eps must exist in the dtype",
+    "rsqrt": "rsqrt of exactly 0: an eps must exist in the dtype",
+    "sqrt": "the gradient of sqrt at 0 is infinite: an eps must exist in the dtype",
+    "pow": "compute powers in float32",
+    "exp": "subtract the maximum first, or compute in float32",
+    "sum": "sum in float32: x.float().sum(), or sum(dtype=torch.float32)",
+    "mean": "average in float32",
+    "softmax": "a row that is masked whole has no softmax: mask with torch.finfo(dtype).min once, or leave such rows out",
+    "add": "two masks of torch.finfo(dtype).min add up to -inf: combine boolean masks first, and add one",
+    "mm": "the product leaves float16's range: run this layer in float32, scale its input, or train in bfloat16",
+}
+_ALIASES = {
+    "addmm": "mm", "bmm": "mm", "baddbmm": "mm", "linear": "mm", "convolution": "mm", "dot": "sum", "mv": "mm",
+    "_softmax": "softmax", "_log_softmax": "softmax", "div_": "div", "add_": "add", "log_": "log", "addmv": "mm",
+    "norm": "sum", "linalg_vector_norm": "sum", "cumsum": "sum", "var": "sum", "square": "pow",
+}  # fmt: skip
+_MAKING = {
+    f"aten::{name}"
+    for name in (
+        "sum mean mm addmm bmm baddbmm convolution linear dot mv addmv exp pow mul square prod cumsum div norm "
+        "linalg_vector_norm var _foreach_norm reciprocal rsqrt log"
+    ).split()
+}
+
+
+def hint(op: str) -> str:
+    """What to do about an op that leaves its dtype's range."""
+    name = op.removeprefix("aten::").partition(".")[0]
+    return _HINTS.get(_ALIASES.get(name, name), "compute this in float32 (torch.autocast(device_type, enabled=False))")
+
+
+def describe(origin: Origin) -> str:
+    """What happened there, in words."""
+    dtypes = "/".join(dict.fromkeys(origin.inputs)) or "constants"
+    if origin.deliberate:
+        what = f"{origin.op} brings in an infinite constant"
+    else:
+        size = "" if math.isnan(origin.magnitude) else f" (magnitudes {origin.least:.3g} to {origin.magnitude:.3g})"
+        what = f"{origin.op} makes {origin.value} out of finite {dtypes}{size}"
+    if origin.nan_by is not None:
+        what += f", of which {origin.nan_by[0]} makes NaN at {origin.nan_by[1]}"
+    return what
+
+
+def _found(origin: Origin, message: str, *, step: int | None = None) -> Found:
+    return Found(
+        message=message, where=origin.where, module=origin.module, op=origin.op, step=step, remedy=hint(origin.op)
+    )
+
+
+@rule("non-finite-loss", ERROR, remedy="see the op")
+def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
+    """A loss that is not finite trains nothing. It is placed on the op that left its dtype's range first."""
+    step = next((step for step, loss in evidence.amp.losses if not math.isfinite(loss)), None)
+    if step is None or (evidence.origins is not None and evidence.origins.step < step):
+        return
+    origin = evidence.origins.loss if evidence.origins is not None else None
+    if origin is None:
+        yield Found(message="the loss is not finite", step=step)
+    elif not _same_in_float32(evidence, step):
+        yield _found(origin, f"the loss is not finite: {describe(origin)}", step=step)
+    else:
+        yield _found(origin, f"the loss is not finite, in float32 neither: {describe(origin)}", step=step)
+
+
+def _same_in_float32(evidence: Evidence, step: int) -> bool:
+    return any(at == step and not math.isfinite(loss) for at, loss in evidence.fp32.losses)
+
+
+@rule("non-finite-gradient", ERROR, remedy="see the op")
+def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
+    """The loss is finite and a gradient is not. Too high a loss scale may do that for a few steps, and heals; this does not."""
+    found = evidence.origins
+    if found is None or found.loss is not None or found.gradient is None:
+        return
+    origin = found.gradient
+    heals = origin.value == "inf" and not (_divides(origin) and origin.least == 0.0)
+    if evidence.amp.scaled and heals:
+        return
+    yield _found(
+        origin,
+        f"the gradient of {found.parameter} is not finite though the loss is: in backward of this line, {describe(origin)}",
+        step=found.step,
+    )
+
+
+def _divides(origin: Origin) -> bool:
+    return origin.op.removeprefix("aten::").partition(".")[0] in ("div", "reciprocal", "rsqrt", "div_")
+
+
+@rule(
+    "buffer-poisoned",
+    ERROR,
+    remedy="find the overflow; the scaler guards parameters only, so a buffer stays poisoned for ever",
+)
+def buffer_poisoned(evidence: Evidence) -> Iterator[Found]:
+    """Buffers are written in forward: a step that is skipped for an overflow has written them already."""
+    for name, (_, finite) in evidence.amp.buffers.items():
+        if not finite:
+            origin = evidence.origins.buffers.get(name) if evidence.origins is not None else None
+            why = f": {describe(origin)}" if origin is not None else ""
+            yield Found(
+                message=f"buffer {name} is not finite{why}",
+                where=origin.where if origin is not None else None,
+                module=origin.module if origin is not None else name.rpartition(".")[0],
+                op=origin.op if origin is not None else None,
+            )
+
+
+@rule(
+    "weights-not-finite",
+    ERROR,
+    remedy="find the first non-finite gradient, and step through a GradScaler, which would skip it",
+)
+def weights_not_finite(evidence: Evidence) -> Iterator[Found]:
+    """What training leaves behind is of no use."""
+    bad = [name for name, facts in evidence.amp.parameters.items() if not facts.finite]
+    finite_in_float32 = all(facts.finite for facts in evidence.fp32.parameters.values())
+    if bad and finite_in_float32:
+        yield Found(message=f"{len(bad)} parameters are not finite after training, among them {bad[0]}", module=bad[0])
+
+
+@rule("overflow-unseen", WARNING, remedy="see the op")
+def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
+    """A value left its dtype's range and did not reach the loss: a metric, a statistic, a branch that is masked today."""
+    if any(not math.isfinite(loss) for _, loss in evidence.amp.losses):
+        return
+    for op in evidence.amp.ops:
+        if op.backward or math.isnan(op.high) and math.isnan(op.low) and op.elements == 0:
+            continue
+        if math.isinf(op.high) or math.isinf(op.low):
+            if op.name.partition(".")[0] in _MAKING:
+                yield Found(
+                    message=f"{op.name} gives {op.high if math.isinf(op.high) else op.low} in "
+                    f"{str(op.outputs[0]).removeprefix('torch.')}",
+                    where=op.where,
+                    module=op.module,
+                    op=op.name,
+                    step=op.step,
+                    remedy=hint(op.name),
+                )
+            return
+
+
+@rule("constant-does-not-exist", WARNING, remedy="see the constant")
+def constant_does_not_exist(evidence: Evidence) -> Iterator[Found]:
+    """An eps that is 0, a bound of 1 - 1e-6 that is 1, a mask of -1e9 that is -inf: in 16 bits the guard is not there."""
+    for event in evidence.amp.of(Kind.LOST_CONSTANT):
+        constant, becomes = event.data["constant"], event.data["becomes"]
+        dtype = str(event.data["dtype"]).removeprefix("torch.")
+        if becomes == 0.0:
+            remedy = f"use an eps that {dtype} has (6e-8 and up in float16), or compute this in float32"
+        elif becomes == 1.0:
+            remedy = "bound by 1 - torch.finfo(x.dtype).eps, or compute this in float32"
+        else:
+            remedy = "mask with torch.finfo(x.dtype).min, or with -inf where no row is masked whole"
+        yield Found(
+            message=f"{constant:g} is {becomes:g} in {dtype}, the dtype of this {event.data['op']}",
+            where=event.where,
+            module=event.module,
+            op=event.data["op"],
+            step=event.step,
+            remedy=remedy,
+        )

@@ -1,0 +1,148 @@
+"""Loss and gradients against float64, in units of what the dtype allows and of FP32's own error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.measures import GRADIENT_ERROR, SCALE_BIAS, bias, loss_ratio, ratios, reference
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Kind
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+FLUSHED = 0.05
+"""Share of a parameter's non-zero gradient elements that may be exactly zero under AMP."""
+
+
+@rule(
+    "gradients-differ",
+    ERROR,
+    remedy="run the module in float32 (torch.autocast(device_type, enabled=False)) from the op on",
+)
+def gradients_differ(evidence: Evidence) -> Iterator[Found]:
+    """The first gradients that an optimizer used are not those of float64, by more than 16 bits explain."""
+    worst = {name: ratio for name, ratio in ratios(evidence).items() if not ratio < GRADIENT_ERROR.value}
+    if not worst or not _finite(evidence):
+        return
+    name = max(worst, key=lambda key: worst[key])
+    place = evidence.amplified
+    yield Found(
+        message=f"the first gradients of {len(worst)} parameters are wrong; that of {name} by {worst[name]:.3g} eps"
+        + (f": {place.describe()}" if place is not None else ""),
+        module=place.module if place is not None else name.rpartition(".")[0],
+        where=place.where if place is not None else None,
+        op=place.op if place is not None else None,
+    )
+
+
+@rule("gradients-off-scale", ERROR, remedy="unscale gradients by exactly the factor that the loss was scaled with")
+def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
+    """Rounding errors have no direction: gradients that are all too large or too small by one factor were scaled wrongly."""
+    found = bias(evidence)
+    if found is None or abs(found) < SCALE_BIAS.value or not _finite(evidence):
+        return
+    if any(not ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values()) and abs(found) < 0.5:
+        return
+    yield Found(message=f"all gradients are {abs(found):.2%} too {'large' if found > 0 else 'small'}")
+
+
+@rule("loss-differs", ERROR, remedy="compute the loss, and what leads to it, in float32")
+def loss_differs(evidence: Evidence) -> Iterator[Found]:
+    """The first loss is not that of float64, by more than 16 bits explain."""
+    ratio = loss_ratio(evidence)
+    if ratio is None or ratio < GRADIENT_ERROR.value:
+        return
+    place = evidence.amplified
+    actual, expected = evidence.amp.losses[0][1], reference(evidence).losses[0][1]
+    yield Found(
+        message=f"the first loss is {actual:.6g}, in float64 it is {expected:.6g}"
+        + (f": {place.describe()}" if place is not None else ""),
+        module=place.module if place is not None else None,
+        where=place.where if place is not None else None,
+        op=place.op if place is not None else None,
+        step=0,
+    )
+
+
+@rule(
+    "gradients-underflow",
+    WARNING,
+    remedy="scale the loss (torch.amp.GradScaler), raise its scale, or train in bfloat16",
+)
+def gradients_underflow(evidence: Evidence) -> Iterator[Found]:
+    """float16 has nothing between 0 and 6e-8: elements below are lost, and nothing says so."""
+    exact = reference(evidence).gradients
+    for name, actual in evidence.amp.gradients.items():
+        expected = exact.get(name)
+        if expected is None or expected.shape != actual.shape:
+            continue
+        there = expected.abs() > torch.finfo(torch.float32).tiny
+        count = int(there.sum())
+        share = int((there & (actual == 0)).sum()) / count if count else 0.0
+        full = evidence.fp32.gradients.get(name)
+        own = int((there & (full == 0)).sum()) / count if count and full is not None else 0.0
+        if share - own > FLUSHED:
+            yield Found(
+                message=f"{share:.0%} of the gradient of {name} is flushed to zero",
+                module=name.rpartition(".")[0] or None,
+                where=_first_backward(evidence),
+                step=0,
+            )
+            return
+
+
+def _first_backward(evidence: Evidence) -> str | None:
+    first = next(evidence.amp.of(Kind.BACKWARD), None)
+    return first.where if first is not None else None
+
+
+@rule("loss-in-16-bits", WARNING, remedy="compute the loss on float32: loss_fn(output.float(), target)")
+def loss_in_16_bits(evidence: Evidence) -> Iterator[Found]:
+    """A mean of many small terms in 16 bits loses them, and squares overflow float16 from 256 on."""
+    for event in evidence.amp.of(Kind.SCALE, Kind.BACKWARD):
+        dtype = event.data["dtype"]
+        if dtype is not None and dtype.itemsize == 2:
+            yield Found(
+                message=f"the loss is computed in {str(dtype).removeprefix('torch.')}",
+                where=event.where,
+                step=event.step,
+            )
+            return
+
+
+@rule("initial-scale", NOTE, remedy="torch.amp.GradScaler(init_scale=...) saves the first skipped steps")
+def initial_scale(evidence: Evidence) -> Iterator[Found]:
+    """The largest float16 value of backward, and how far it is from 65504."""
+    trace = evidence.amp
+    scale = next((event.data["scale"] for event in trace.of(Kind.SCALE)), None)
+    peaks = [
+        max(abs(op.low), abs(op.high))
+        for op in trace.ops
+        if op.backward and op.step == 0 and torch.float16 in op.outputs and not math.isnan(op.high)
+    ]
+    if scale is None or not peaks or max(peaks) == 0.0:
+        return
+    skipped = sum(event.data["skipped"] for event in trace.of(Kind.SCALER_STEP))
+    if not math.isfinite(max(peaks)):
+        if skipped and trace.scales:
+            yield Found(
+                message=f"backward overflows at loss scale {scale:g}; {trace.scales[-1]:g} was reached after {skipped} skipped steps"
+            )
+        return
+    headroom = math.log2(65504.0 / max(peaks))
+    best = 2.0 ** math.floor(math.log2(scale) + headroom - 2.0)
+    yield Found(
+        message=f"the largest float16 value in backward is {max(peaks):.3g} at loss scale {scale:g}: {headroom:.1f} bits below "
+        f"65504; an initial scale of {best:g} leaves 2 to 3 bits"
+    )
+
+
+def _finite(evidence: Evidence) -> bool:
+    return evidence.amp.failure is None and all(
+        bool(value.isfinite().all()) for value in evidence.amp.gradients.values()
+    )

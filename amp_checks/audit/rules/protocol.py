@@ -1,0 +1,316 @@
+"""The order of scale, backward, unscale_, step and update, and what goes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Event, Kind, Trace
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+_COMPARISONS = {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf"}
+
+
+def _at(event: Event, message: str, *, op: str | None = None) -> Found:
+    return Found(message=message, where=event.where, module=event.module, step=event.step, op=op)
+
+
+@rule("loss-not-scaled", ERROR, remedy="call scaler.scale(loss).backward() for every loss of the step")
+def loss_not_scaled(evidence: Evidence) -> Iterator[Found]:
+    """`GradScaler.step` divides by the loss scale: gradients of a loss that was not scaled come out that much smaller."""
+    for event in evidence.amp.of(Kind.SCALER_STEP):
+        if event.data["plain"] and event.data["enabled"]:
+            yield Found(
+                message="scaler.step divides these gradients by the loss scale, but this loss was not scaled",
+                where=event.data["plain_at"] or event.where,
+                step=event.step,
+            )
+
+
+@rule("no-loss-scaling", WARNING, remedy="train float16 with torch.amp.GradScaler, or in bfloat16 without")
+def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
+    """float16 gradients below 6e-8 are zero; a loss scale is what keeps them."""
+    trace = evidence.amp
+    disabled_itself = any(event.data["asked"] and not event.data["enabled"] for event in trace.of(Kind.SCALER))
+    if trace.scaled or disabled_itself or not any(not op.backward and torch.float16 in op.outputs for op in trace.ops):
+        return
+    first = next(trace.of(Kind.BACKWARD), None)
+    if first is not None:
+        yield _at(first, "a float16 program differentiates a loss that nothing scales")
+
+
+@rule("scaled-twice", ERROR, remedy="scale each loss once")
+def scaled_twice(evidence: Evidence) -> Iterator[Found]:
+    """Gradients are divided by the scale once."""
+    for event in evidence.amp.of(Kind.SCALE):
+        if event.data["already"]:
+            yield _at(event, f"this loss was scaled by {event.data['already']:g} before")
+
+
+@rule(
+    "scaled-gradients-changed", ERROR, remedy="call scaler.unscale_(optimizer) before gradients are clipped or changed"
+)
+def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
+    """A norm or a bound for gradients means unscaled ones: scaled ones are some 65536 times as large."""
+    for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
+        if not event.data["late"]:
+            yield _at(event, f"{event.data['op']} changes gradients that are still scaled", op=event.data["op"])
+
+
+@rule("gradients-changed-late", WARNING, remedy="change gradients before scaler.step(optimizer)")
+def gradients_changed_late(evidence: Evidence) -> Iterator[Found]:
+    """After the step nothing reads them any more."""
+    for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
+        if event.data["late"]:
+            yield _at(event, f"{event.data['op']} changes gradients after the step that used them", op=event.data["op"])
+
+
+@rule(
+    "scaled-gradients-read",
+    WARNING,
+    remedy="read gradients after scaler.unscale_(optimizer), or divide by scaler.get_scale()",
+)
+def scaled_gradients_read(evidence: Evidence) -> Iterator[Found]:
+    """What is logged or decided on scaled gradients changes with the loss scale. A test for finiteness does not."""
+    written = {event.where for event in evidence.amp.of(Kind.GRADIENT_WRITTEN)}
+    reads = list(evidence.amp.of(Kind.GRADIENT_READ))
+    tests = {event.where for event in reads if event.data["op"].partition(".")[0] in _COMPARISONS}
+    for event in reads:
+        if event.where not in written and event.where not in tests:
+            yield _at(event, f"{event.data['op']} reads gradients that are still scaled", op=event.data["op"])
+
+
+@rule("unscaled-mid-accumulation", ERROR, remedy="call scaler.unscale_(optimizer) once, after the last micro-batch")
+def unscaled_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
+    """Scaled gradients are added to unscaled ones, which then count for nothing."""
+    for event in evidence.amp.of(Kind.BACKWARD):
+        if event.data.get("onto_unscaled"):
+            yield _at(event, f"scaled gradients are added to the unscaled gradient of {event.data['onto_unscaled']}")
+
+
+@rule("updated-mid-accumulation", ERROR, remedy="call scaler.update() once per step of the optimizer, after it")
+def updated_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
+    """An update may change the scale: micro-batches of two scales then share one gradient."""
+    for event in evidence.amp.of(Kind.BACKWARD):
+        if event.data.get("after_update"):
+            yield _at(
+                event,
+                f"the gradient of {event.data['after_update']} is accumulated across a scaler.update(), "
+                "which may change the loss scale",
+            )
+
+
+@rule("scaler-bypassed", ERROR, remedy="call scaler.step(optimizer) in place of optimizer.step()")
+def scaler_bypassed(evidence: Evidence) -> Iterator[Found]:
+    """`GradScaler.step` unscales, and skips the step where a gradient is not finite."""
+    for event in evidence.amp.of(Kind.OPTIMIZER_STEP):
+        if event.data["scaled"]:
+            yield _at(event, "optimizer.step() uses gradients that are still scaled")
+        elif event.data["unscaled"]:
+            yield _at(event, "optimizer.step() after scaler.unscale_: a step with infinite gradients is not skipped")
+
+
+@rule("update-missing", ERROR, remedy="call scaler.update() at the end of each iteration")
+def update_missing(evidence: Evidence) -> Iterator[Found]:
+    """Without it the scale never adapts, and the next unscale_ or step raises."""
+    trace = evidence.amp
+    steps = [event for event in trace.of(Kind.SCALER_STEP) if event.data["enabled"]]
+    if steps and trace.failure is None and next(trace.of(Kind.UPDATE), None) is None:
+        yield _at(steps[-1], "scaler.step is never followed by scaler.update")
+
+
+@rule("update-without-step", WARNING, remedy="call scaler.update() only in iterations that call scaler.step(optimizer)")
+def update_without_step(evidence: Evidence) -> Iterator[Found]:
+    """It counts towards growth of the scale although no step tried the scale."""
+    for event in evidence.amp.of(Kind.UPDATE):
+        if not event.data["stepped"]:
+            yield _at(event, "scaler.update() without a scaler.step() since the last one")
+
+
+@rule("zero-grad-missing", ERROR, remedy="call optimizer.zero_grad() once per step, before its first backward")
+def zero_grad_missing(evidence: Evidence) -> Iterator[Found]:
+    """Gradients that an optimizer has stepped with are stepped with again; left by GradScaler, they are unscaled."""
+    for event in evidence.amp.of(Kind.SCALER_STEP, Kind.OPTIMIZER_STEP):
+        if event.data["carried"]:
+            yield _at(event, f"the gradient of {event.data['carried']} still holds that of the step before")
+
+
+@rule("inner-gradient-scaled", ERROR, remedy="divide what autograd.grad gives by scaler.get_scale() before using it")
+def inner_gradient_scaled(evidence: Evidence) -> Iterator[Found]:
+    """A penalty on the gradients of a scaled loss is the square of the scale too large."""
+    for event in evidence.amp.of(Kind.INNER_GRADIENT):
+        yield _at(event, f"{event.data['op']} uses the gradient of a scaled loss as it is", op=event.data["op"])
+
+
+@rule(
+    "scheduler-on-skipped-step",
+    WARNING,
+    remedy="step the scheduler only where scaler.update() did not lower scaler.get_scale()",
+)
+def scheduler_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
+    """The schedule runs ahead of the weights. Steps are skipped while the scale settles, and whenever it overflows."""
+    for trace in _with_rehearsal(evidence):
+        for event in trace.of(Kind.SCHEDULER_STEP):
+            if event.data["skipped"] and not event.data["real"]:
+                yield _at(event, "the scheduler advances although its optimizer's step was skipped")
+
+
+@rule("average-on-skipped-step", WARNING, remedy="average weights only after a step that was not skipped")
+def average_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
+    """A skipped step leaves the weights as they were: averaging them again gives them a weight that they have not."""
+    for trace in _with_rehearsal(evidence):
+        for event in trace.of(Kind.AVERAGED):
+            yield _at(
+                event,
+                f"{event.data['op']} averages {event.data['parameter']} after a skipped step",
+                op=event.data["op"],
+            )
+
+
+@rule("overflow-applied", ERROR, remedy="step through the scaler, and change no gradient so that an infinity is lost")
+def overflow_applied(evidence: Evidence) -> Iterator[Found]:
+    """In the rehearsal every gradient of one step is infinite; weights must not show it."""
+    trace = evidence.rehearsal
+    if trace is None or not evidence.amp_is_finite:
+        return
+    for name, facts in trace.parameters.items():
+        if not facts.finite:
+            yield Found(message=f"a rehearsed overflow reaches the weights: {name} is not finite", module=name)
+            return
+
+
+@rule(
+    "raises-on-overflow",
+    ERROR,
+    remedy="let scaler.step skip the step: infinite gradients are no error while the scale settles",
+)
+def raises_on_overflow(evidence: Evidence) -> Iterator[Found]:
+    """Every float16 training meets infinite gradients now and then: a program must survive one."""
+    failure = evidence.rehearsal.failure if evidence.rehearsal is not None else None
+    if failure is not None:
+        yield Found(
+            message=f"when the gradients of a step overflow, the program raises {type(failure.error).__name__}: "
+            f"{str(failure.error).splitlines()[0] if str(failure.error) else ''}",
+            where=failure.where,
+            step=failure.step,
+        )
+
+
+@rule(
+    "scaler-with-bfloat16",
+    WARNING,
+    remedy="leave the scaler out, or make it with enabled=False: bfloat16 has float32's range",
+)
+def scaler_with_bfloat16(evidence: Evidence) -> Iterator[Found]:
+    """It costs a pass over the gradients, and its scale grows without bound."""
+    trace = evidence.amp
+    low = {dtype for op in trace.ops if not op.backward for dtype in op.outputs if dtype.itemsize == 2}
+    scale = next(trace.of(Kind.SCALE), None)
+    if scale is not None and torch.bfloat16 in low and torch.float16 not in low:
+        yield _at(scale, "a loss of a bfloat16 program is scaled")
+
+
+@rule("scaler-disabled-itself", ERROR, remedy='name the device: torch.amp.GradScaler("cpu")')
+def scaler_disabled_itself(evidence: Evidence) -> Iterator[Found]:
+    """`GradScaler()` is for cuda; without a CUDA device it warns once and does nothing from then on."""
+    for event in evidence.amp.of(Kind.SCALER):
+        if event.data["asked"] and not event.data["enabled"]:
+            yield _at(
+                event, f"this GradScaler is for {event.data['device']}, which is not there: it has disabled itself"
+            )
+
+
+@rule("scaler-made-anew", WARNING, remedy="make one scaler, before the loop")
+def scaler_made_anew(evidence: Evidence) -> Iterator[Found]:
+    """Its scale starts over, and never settles."""
+    made = [event for event in evidence.amp.of(Kind.SCALER) if event.step >= 1 and event.data["enabled"]]
+    if made:
+        yield _at(made[0], "a new GradScaler is made in the loop, so the loss scale never settles")
+
+
+@rule(
+    "optimizers-out-of-step",
+    WARNING,
+    remedy="find what overflows, or skip the other optimizers as well when one is skipped",
+)
+def optimizers_out_of_step(evidence: Evidence) -> Iterator[Found]:
+    """The scale is shared, but each optimizer is skipped by itself: one trains on while the other stands still."""
+    skips: dict[int, int] = {}
+    steps: dict[int, int] = {}
+    last: dict[int, Event] = {}
+    for event in evidence.amp.of(Kind.SCALER_STEP):
+        number = event.data["optimizer"]
+        steps[number] = steps.get(number, 0) + 1
+        skips[number] = skips.get(number, 0) + event.data["skipped"]
+        last[number] = event
+    if len(skips) < 2:
+        return
+    most, least = max(skips, key=lambda n: skips[n]), min(skips, key=lambda n: skips[n])
+    if skips[most] - skips[least] >= 2 and skips[most] * 2 > steps[most]:
+        names = evidence.amp.optimizers
+        yield _at(
+            last[most],
+            f"{names[most]} {most} skipped {skips[most]} of {steps[most]} steps, {names[least]} {least} only {skips[least]}",
+        )
+
+
+@rule(
+    "never-updated",
+    ERROR,
+    remedy="lower this term's gradients, or compute it in float32, so that its steps are not skipped",
+)
+def never_updated(evidence: Evidence) -> Iterator[Found]:
+    """A term whose gradients always overflow never trains, and scaler.step gives no sign."""
+    trace = evidence.amp
+    if not any(facts.stepped for facts in trace.parameters.values()):
+        return
+    for name, facts in trace.parameters.items():
+        if facts.skipped >= 2 and not facts.stepped:
+            origin = evidence.origins.gradient if evidence.origins is not None else None
+            yield Found(
+                message=f"{name} had a gradient in {facts.skipped} steps, and each of them was skipped",
+                module=name,
+                where=origin.where if origin is not None else None,
+                op=origin.op if origin is not None else None,
+            )
+            return
+
+
+@rule(
+    "steps-skipped",
+    WARNING,
+    remedy="find what overflows: the first non-finite gradient is placed above, where there is one",
+)
+def steps_skipped(evidence: Evidence) -> Iterator[Found]:
+    """While the scale settles, steps are skipped; later, one may be just after the scale grew. More is a fault."""
+    trace = evidence.amp
+    steps = list(trace.of(Kind.SCALER_STEP))
+    skipped = [event for event in steps if event.data["skipped"]]
+    if not skipped or trace.failure is not None:
+        return
+    if len(skipped) == len(steps) and len(steps) >= 4:
+        last = f"; the scale fell to {trace.scales[-1]:g}" if trace.scales else ""
+        yield _at(skipped[0], f"all {len(steps)} steps were skipped{last}")
+        return
+    good, unexplained = 0.0, []
+    for event, scale in zip(steps, trace.scales_before(len(steps)), strict=False):
+        if not event.data["skipped"]:
+            good = max(good, scale)
+        elif scale <= good:
+            unexplained.append(event)
+    if len(unexplained) > max(1, len(steps) // 5):
+        yield _at(
+            unexplained[0],
+            f"{len(unexplained)} of {len(steps)} steps were skipped at loss scales at which others were not",
+        )
+
+
+def _with_rehearsal(evidence: Evidence) -> Iterator[Trace]:
+    yield evidence.amp
+    if evidence.rehearsal is not None:
+        yield evidence.rehearsal

@@ -1,0 +1,116 @@
+"""What outlives a step: weights, buffers, counters, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.ops import LOW
+from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Kind
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+STALLED = 0.5
+"""Share of a 16-bit weight's elements that a step must at least change, of those with a gradient."""
+
+
+@rule("16-bit-weights", WARNING, remedy="keep parameters in float32, and let autocast cast them")
+def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
+    """An update below half a unit in the last place of the weight is no update; GradScaler refuses float16 gradients."""
+    trained = {name: facts for name, facts in evidence.amp.parameters.items() if facts.trained and facts.dtype in LOW}
+    if not trained:
+        return
+    stalled = {
+        name: facts.moved for name, facts in trained.items() if facts.moved is not None and facts.moved < STALLED
+    }
+    name = min(stalled, key=lambda key: stalled[key] or 0.0) if stalled else next(iter(trained))
+    dtype = str(trained[name].dtype).removeprefix("torch.")
+    message = f"{len(trained)} trained parameters are {dtype}, among them {name}"
+    if stalled:
+        message += f", of which the last step changed only {stalled[name]:.0%}"
+    severe = bool(stalled) or dtype == "float16"
+    yield Found(message=message, module=name, severity=ERROR if severe else None)
+
+
+@rule("16-bit-buffer", WARNING, remedy="register the buffer in float32")
+def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
+    """Autocast casts no buffer up: what is accumulated or looked up there stays in 16 bits, and meets float32 weights."""
+    if not any(facts.dtype is torch.float32 for facts in evidence.amp.parameters.values()):
+        return
+    for name, (dtype, _) in evidence.amp.buffers.items():
+        if dtype in LOW:
+            yield Found(
+                message=f"buffer {name} is {str(dtype).removeprefix('torch.')} in a float32 model",
+                module=name.rpartition(".")[0] or name,
+            )
+
+
+@rule("16-bit-counter", WARNING, remedy="count in integers, accumulate in float32 or float64")
+def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
+    """A float16 count stops at 2048, a bfloat16 one at 256; moving averages stall."""
+    for event in evidence.amp.of(Kind.CARRIED_STATE):
+        dtype = str(event.data["dtype"]).removeprefix("torch.")
+        yield Found(
+            message=f"{event.data['op']} accumulates from step to step in {dtype}, shape {list(event.data['shape'])}",
+            where=event.where,
+            module=event.module,
+            op=event.data["op"],
+            step=event.step,
+        )
+
+
+@rule("no-gradient", ERROR, remedy="see that no cast copy or no_grad block cuts the parameter off from the loss")
+def no_gradient(evidence: Evidence) -> Iterator[Found]:
+    """The forward reads the parameter, its optimizer steps, and float64 has a gradient for it: under AMP it gets none."""
+    trace = evidence.amp
+    reference = evidence.fp64 if evidence.fp64 is not None else evidence.fp32
+    for name, facts in trace.parameters.items():
+        if facts.trained and facts.read and not facts.stepped and not facts.skipped and name in reference.gradients:
+            yield Found(
+                message=f"{name} is used in the forward and gets no gradient, as in float64 it does",
+                module=name,
+                where=_first_read(evidence, name),
+            )
+
+
+def _first_read(evidence: Evidence, name: str) -> str | None:
+    return evidence.amp.first_reads.get(name)
+
+
+@rule("scaler-not-saved", WARNING, remedy="save scaler.state_dict() with the rest, and load it")
+def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
+    """Scale and growth tracker start over: the first steps after a resume are skipped, as they were at first."""
+    if not evidence.amp.scaled:
+        return
+    for event in evidence.amp.of(Kind.SAVED):
+        if event.data["optimizer"] and not event.data["scaler"]:
+            yield Found(
+                message="this checkpoint holds an optimizer's state and no scaler's", where=event.where, step=event.step
+            )
+    if evidence.resumed is not None:
+        for saved, loaded in evidence.resumed.scales:
+            if saved != loaded:
+                yield Found(message=f"the loss scale is {saved:g} when saved and {loaded:g} when resumed", op="load")
+
+
+@rule("checkpoint-lost", ERROR, remedy="after loading, refresh every float32 copy of the weights from what was loaded")
+def checkpoint_lost(evidence: Evidence) -> Iterator[Found]:
+    """A checkpoint must survive being loaded, and the next step: float32 copies that were not refreshed undo it."""
+    resumed = evidence.resumed
+    if resumed is None:
+        return
+    if resumed.error is not None:
+        yield Found(
+            message=f"saving and loading raises {resumed.error}", remedy="make save and load work on a fresh program"
+        )
+    elif resumed.lost:
+        yield Found(message=f"{resumed.lost[0]} differs from what was saved", module=resumed.lost[0])
+    elif resumed.overwritten:
+        yield Found(
+            message=f"the step after loading puts {resumed.overwritten[0]} back to what it was before loading",
+            module=resumed.overwritten[0],
+        )

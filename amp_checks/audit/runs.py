@@ -1,0 +1,206 @@
+"""The runs of an audit: the program as it is, watched; in float32 and float64; and once with an overflow rehearsed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from amp_checks import state
+from amp_checks.audit import amplify, double, measures, origins, patches
+from amp_checks.audit.amplify import Amplified
+from amp_checks.audit.origins import Origins
+from amp_checks.audit.resume import Resumed, resume
+from amp_checks.audit.trace import Trace
+from amp_checks.audit.training import AuditCase, Training, describe, stepper
+from amp_checks.audit.watch import Watch
+from amp_checks.core import Backend, NotEmulated, UsageError
+from amp_checks.numerics import seeded
+from amp_checks.state import one_thread
+
+REHEARSED_AT = 1
+"""The iteration in which the rehearsal overflows: the second, after one real step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that rules judge.
+
+    Attributes:
+        backend: under which it ran.
+        training: what was built for the main run (trained by it).
+        amp: the program as it is.
+        fp32: with every region and scaler disabled.
+        fp64: the same in float64; None where the program does not run there, and then ``no_fp64`` says why.
+        rehearsal: as ``amp``, with an overflow in the second iteration; None where no enabled scaler scales a loss.
+        origins: where the first non-finite values came from; None where all stayed finite.
+        resumed: what came back from a checkpoint; None where the case has no ``save``.
+        amplified: where a rounding error grew out of proportion; None where errors are as they should be.
+    """
+
+    backend: Backend
+    training: Training
+    amp: Trace
+    fp32: Trace
+    fp64: Trace | None
+    no_fp64: str
+    rehearsal: Trace | None
+    origins: Origins | None
+    resumed: Resumed | None
+    amplified: Amplified | None = None
+
+    @property
+    def amp_is_finite(self) -> bool:
+        """Whether the weights of the program as it is stayed finite."""
+        return all(facts.finite for facts in self.amp.parameters.values())
+
+
+def gather(case: AuditCase, backend: Backend) -> Evidence:
+    """Run everything that rules need.
+
+    Raises:
+        UsageError: the case cannot be built, or raises without AMP as well, or never calls backward.
+    """
+    with one_thread(), warnings.catch_warnings(), backend.activate():
+        warnings.simplefilter("ignore")
+        watch = Watch()
+        training = run(case, backend, watch)
+        amp = watch.trace
+        if isinstance(amp.failure and amp.failure.error, NotEmulated):
+            raise UsageError(f"{case.id} under {backend.id}: {amp.failure and amp.failure.error}")
+        fp32 = _reference(case, backend, amp)
+        fp64, no_fp64 = _in_float64(case, backend, amp)
+        rehearsal = None
+        if amp.scaled and amp.failure is None:
+            rehearsed = Watch(overflow_at=REHEARSED_AT)
+            run(case, backend, rehearsed)
+            rehearsal = rehearsed.trace
+        evidence = Evidence(
+            backend=backend,
+            training=training,
+            amp=amp,
+            fp32=fp32,
+            fp64=fp64,
+            no_fp64=no_fp64,
+            rehearsal=rehearsal,
+            origins=_origins(case, backend, amp),
+            resumed=resume(case, backend, training, watch),
+        )
+        if not measures.are_small(evidence):
+            evidence = dataclasses.replace(evidence, amplified=_amplified(case, backend))
+        return evidence
+
+
+def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
+    watch = Watch(ops=False, skip=amp.first_real)
+    run(case, backend, watch, neutral=True)
+    failure = watch.trace.failure
+    if failure is not None and amp.failure is not None:
+        raise UsageError(
+            f"the case {case.id} raises in float32 too, with autocast and scaler disabled: {describe(failure.error)}"
+        )
+    if not watch.trace.losses and failure is None and not amp.losses and amp.failure is None:
+        raise UsageError(
+            f"the case {case.id} has no loss: no scalar was differentiated in {watch.trace.steps} iterations"
+        )
+    return watch.trace
+
+
+def _in_float64(case: AuditCase, backend: Backend, amp: Trace) -> tuple[Trace | None, str]:
+    if amp.failure is not None:
+        return None, "the program raised before it could be compared"
+    watch = Watch(ops=False, skip=amp.first_real)
+    try:
+        run(case, backend, watch, neutral=True, float64=True)
+    except UsageError as error:
+        return None, str(error)
+    failure = watch.trace.failure
+    if failure is not None:
+        return None, f"in float64 the program raises {describe(failure.error)}"
+    return watch.trace, ""
+
+
+def _origins(case: AuditCase, backend: Backend, amp: Trace) -> Origins | None:
+    step = origins.first_trouble(amp)
+    if step is None:
+        return None
+    # Without a scaler a bad gradient goes into the weights, and shows in the loss one iteration later.
+    for at in (step - 1, step) if step > 0 and not amp.scaled else (step,):
+        watch = Watch(ops=False)
+        mode = origins.OriginMode(watch, at)
+        run(case, backend, watch, extra=mode)
+        found = mode.result()
+        if at == step or found.first() is not None:
+            return found
+    return None
+
+
+def _amplified(case: AuditCase, backend: Backend) -> Amplified | None:
+    recorded = []
+    for neutral in (False, True):
+        watch = Watch(ops=False)
+        mode = amplify.ValueMode(watch)
+        run(case, backend, watch, neutral=neutral, extra=mode)
+        recorded.append(mode.values)
+    return amplify.find(*recorded)
+
+
+def run(
+    case: AuditCase,
+    backend: Backend,
+    watch: Watch,
+    *,
+    neutral: bool = False,
+    float64: bool = False,
+    extra: Any = None,
+) -> Training:
+    """Build and run the case once, watched.
+
+    What the step raises becomes `Trace.failure`; what building raises is a `UsageError`.
+    """
+    before = state.capture()
+    with _all_seeded(case.id), ExitStack() as stack:
+        # A program that leaves autocast on must not leave it on for the next run.
+        stack.callback(state.restore, before)
+        if neutral:
+            stack.enter_context(patches.neutral())
+        stack.enter_context(patches.watched(watch))
+        training = case.training(backend)
+        if float64:
+            training = double.widen(training)
+        watch.know(training, whole_loop=training.run is not None)
+        iterate = stepper(training, backend)
+        with watch.watching(), extra if extra is not None else nullcontext(), _double(float64):
+            try:
+                for _ in iterate():
+                    watch.end_step()
+            except (UsageError, KeyboardInterrupt):
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the user's step raises is what is audited
+                watch.fail(error)
+        watch.close()
+    return training
+
+
+def _double(float64: bool) -> Any:
+    return double.in_float64() if float64 else nullcontext()
+
+
+@contextmanager
+def _all_seeded(name: str) -> Iterator[None]:
+    """Torch's, Python's and numpy's random numbers start from the case's name, and come back."""
+    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what users draw from
+    with seeded(name):
+        random.seed(name)
+        np.random.seed(torch.initial_seed() % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(numpys)  # noqa: NPY002
