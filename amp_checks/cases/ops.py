@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from amp_checks import policy
-from amp_checks.cases import ops_linalg, ops_pointwise, ops_products, ops_spatial
+from amp_checks.cases import ops_linalg, ops_pointwise, ops_products, ops_regions, ops_spatial
+from amp_checks.cases.ops_regions import RegionCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
 from amp_checks.cases.ops_spellings import spellings
 from amp_checks.cases.ops_variants import (
@@ -58,7 +59,7 @@ class RegistrationCase:
         return backend.device_type in policy.DEVICE_TYPES
 
 
-AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | Variant
+AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | Variant | RegionCase
 
 GATED = frozenset({"mm", "linear", "conv2d", "mse_loss", "softmax.int", "norm.Scalar", "addcmul", "cat", "prod", "exp"})
 """Overloads whose variants every run looks at; those of the others are left to a full run."""
@@ -85,4 +86,5 @@ CASES: tuple[AnyCase, ...] = (
     *OVERLOADS.values(),
     *(EntryCase(op=row) for row in OVERLOADS.values() if row.only),
     *_variants(),
+    *ops_regions.CASES,
 )

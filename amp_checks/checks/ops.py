@@ -15,10 +15,11 @@ from amp_checks import _torch_private as private
 from amp_checks import policy
 from amp_checks.cases.ops import AnyCase, BannedCase, RegistrationCase
 from amp_checks.cases.ops_inputs import Plan, tensors
+from amp_checks.cases.ops_regions import RegionCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
 from amp_checks.cases.ops_variants import Variant
 from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks import ops_variants
+from amp_checks.checks import ops_regions, ops_variants
 from amp_checks.checks.ops_error import bounds_of, error_of
 from amp_checks.checks.ops_measure import entry_findings, in_region, same_error, same_outcome, why
 from amp_checks.core import Backend, Check, Finding, bounded, exact
@@ -29,6 +30,8 @@ BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss 
 
 def checks_for(case: AnyCase) -> Iterator[Check]:
     match case:
+        case RegionCase():
+            yield from ops_regions.checks_for(case)
         case Variant():
             yield from ops_variants.checks_for(case)
         case RegistrationCase():

@@ -31,6 +31,7 @@ class Entry:
 
     dtypes: tuple[str, ...]
     dtype_argument: str | None = None
+    device: str = ""
 
 
 class StoppedAtEntry(Exception):
@@ -63,6 +64,7 @@ def entries(name: str, *, stop: bool = False) -> Iterator[list[Entry]]:
             Entry(
                 dtypes=tuple(dtype_name(tensor.dtype) for tensor in tensors),
                 dtype_argument=None if dtype is None else dtype_name(dtype),
+                device=tensors[0].device.type if tensors else "",
             )
         )
         if stop:

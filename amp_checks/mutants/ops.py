@@ -13,7 +13,7 @@ from typing import Any
 from amp_checks import policy
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.mutants import ops_faults as faults
-from amp_checks.mutants import ops_variants
+from amp_checks.mutants import ops_regions, ops_variants
 from amp_checks.mutants.ops_selftest import break_every_rule
 from amp_checks.planting import Mutant
 
@@ -316,7 +316,15 @@ LISTS = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*RULES, *RESULTS, *KERNELS, *REGIONS, *LISTS, *ops_variants.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *RULES,
+    *RESULTS,
+    *KERNELS,
+    *REGIONS,
+    *LISTS,
+    *ops_variants.MUTANTS,
+    *ops_regions.MUTANTS,
+)
 
 BULK = (break_every_rule,)
 """More faults for the self-test: every rule of every device type."""

@@ -1,0 +1,215 @@
+"""Planted faults of regions, of the weight cache, and of what stands around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+
+from amp_checks.cases.ops_regions import DEFAULT_DTYPES
+from amp_checks.core import Backend
+from amp_checks.mutants import ops_faults as faults
+from amp_checks.planting import Mutant
+
+
+class _Region:
+    """A region of the backend, to be made faulty by a subclass."""
+
+    def __init__(self, region: Any, device_type: str) -> None:
+        self.region, self.device_type = region, device_type
+
+    def __enter__(self) -> Any:
+        return self.region.__enter__()
+
+    def __exit__(self, *error: object) -> Any:
+        return self.region.__exit__(*error)
+
+    def __call__(self, function: Any) -> Any:
+        return self.region(function)
+
+
+class _StaysOn(_Region):
+    def __exit__(self, *error: object) -> Any:
+        result = self.region.__exit__(*error)
+        torch.set_autocast_enabled(self.device_type, True)
+        return result
+
+
+class _KeepsDtype(_Region):
+    def __exit__(self, *error: object) -> Any:
+        dtype = torch.get_autocast_dtype(self.device_type)
+        result = self.region.__exit__(*error)
+        torch.set_autocast_dtype(self.device_type, dtype)
+        return result
+
+
+class _DecoratesNothing(_Region):
+    def __call__(self, function: Any) -> Any:
+        return function
+
+
+def _wrapped(kind: type[_Region]) -> Callable[[Backend], Any]:
+    def factory(backend: Backend) -> Any:
+        return lambda device_type, **kwargs: kind(backend.autocast(device_type, **kwargs), device_type)
+
+    return factory
+
+
+def _takes_anything(_: Backend) -> Any:
+    return lambda *_args, **_kwargs: nullcontext()
+
+
+def _without_cache(backend: Backend) -> Any:
+    return lambda device_type, **kwargs: backend.autocast(device_type, **{**kwargs, "cache_enabled": False})
+
+
+@contextmanager
+def _cache_never_cleared(backend: Backend) -> Iterator[Backend]:
+    clear = torch.clear_autocast_cache
+    try:
+        with mock.patch.object(torch, "clear_autocast_cache", return_value=None):
+            yield backend
+    finally:
+        clear()
+
+
+@contextmanager
+def _inherited_by_threads(backend: Backend) -> Iterator[Backend]:
+    run = threading.Thread.run
+
+    def started(thread: threading.Thread) -> None:
+        torch.set_autocast_enabled(backend.device_type, True)
+        run(thread)
+
+    with mock.patch.object(threading.Thread, "run", started):
+        yield backend
+
+
+@contextmanager
+def _custom_states_ignored(backend: Backend) -> Iterator[Backend]:
+    def plain(*_: Any, **__: Any) -> Callable[[Any], Any]:
+        return lambda function: function
+
+    with mock.patch.object(torch.amp, "custom_fwd", plain), mock.patch.object(torch.amp, "custom_bwd", plain):
+        yield backend
+
+
+@contextmanager
+def _compiled_without_autocast(backend: Backend) -> Iterator[Backend]:
+    def compiled(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with backend.region(enabled=False):
+                return function(*args)
+
+        return run
+
+    with mock.patch.object(torch, "compile", compiled):
+        yield backend
+
+
+def _real(backend: Backend) -> bool:
+    return not backend.emulated
+
+
+def _not_in_default_dtype(backend: Backend) -> bool:
+    return backend.dtype != DEFAULT_DTYPES[backend.device_type]
+
+
+def _fault(name: str, plant: faults.Plant, fault: str, case: str, check: str) -> Mutant:
+    return Mutant(id=name, family="ops", fault=fault, plant=plant, case=f"region.{case}", killed_by=(f"check_{check}",))
+
+
+def _kind(kind: type[_Region]) -> faults.Plant:
+    return faults.with_autocast(_wrapped(kind))
+
+
+def _on_real(mutant: Mutant) -> Mutant:
+    return dataclasses.replace(mutant, applies=_real)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _fault("region-stays-on", _kind(_StaysOn), "leaving a region turns nothing off", "nested", "region_state"),
+    dataclasses.replace(
+        _fault("region-keeps-dtype", _kind(_KeepsDtype), "leaving a region keeps its dtype", "nested", "region_state"),
+        applies=_not_in_default_dtype,
+    ),
+    _fault(
+        "region-takes-anything",
+        faults.with_autocast(_takes_anything),
+        "a region refuses no argument",
+        "bad_arguments",
+        "region_arguments",
+    ),
+    _fault(
+        "decorator-ignored",
+        _kind(_DecoratesNothing),
+        "a decorated function runs outside the region",
+        "decorated_function",
+        "region_decorates",
+    ),
+    _on_real(
+        _fault(
+            "region-inherited-by-threads",
+            _inherited_by_threads,
+            "autocast is on in a new thread",
+            "new_thread",
+            "region_is_of_its_thread",
+        )
+    ),
+    _fault(
+        "cache-never-cleared",
+        _cache_never_cleared,
+        "the weight cache outlives its region",
+        "cache_hits",
+        "weight_cache",
+    ),
+    _fault(
+        "cache-not-used",
+        faults.with_autocast(_without_cache),
+        "a parameter is cast at each use",
+        "cache_hits",
+        "weight_cache",
+    ),
+    _fault(
+        "gradient-off-linear",
+        faults.with_rule("linear", faults.lowering_then("linear", faults.gradient_off)),
+        "gradients through linear inside a region are two units of the last place too large",
+        "gradient_dtypes",
+        "region_gradients",
+    ),
+    _fault(
+        "custom-states-ignored",
+        _custom_states_ignored,
+        "custom_fwd and custom_bwd do nothing",
+        "custom_function_casting",
+        "custom_functions",
+    ),
+    _fault(
+        "region-missed-by-vmap",
+        faults.with_autocast(_takes_anything),
+        "a function under vmap runs as if there were no region",
+        "vmapped",
+        "function_transforms",
+    ),
+    _on_real(
+        _fault(
+            "compiled-without-autocast",
+            _compiled_without_autocast,
+            "a compiled function runs without the region around it",
+            "compiled_parity",
+            "compiled_as_eager",
+        )
+    ),
+    _fault(
+        "float64-product-lowered",
+        faults.with_rule("mm", faults.casting_float64_too("mm")),
+        "mm lowers float64 inputs",
+        "float64_meets",
+        "mixed_dtypes",
+    ),
+)
