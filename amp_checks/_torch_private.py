@@ -176,6 +176,20 @@ def saved_tensors_hooks_allowed() -> bool:
     return _hooks_enabled() and not _transforms_active()
 
 
+# --- Functions of autograd: two that stand for one op must cost little more than one op. -------------------------------
+
+no_torch_function: Callable[[], AbstractContextManager[None]] = _private(
+    "_C.DisableTorchFunction", "to keep the emulation out of its own backward functions"
+)
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply``, without its binding of default arguments where no transform of ``torch.func`` is active."""
+    if _transforms_active():
+        return function.apply(*args)  # type: ignore[no-untyped-call]
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
 # --- Modes and wrappers. ----------------------------------------------------------------------------------------------
 
 push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch_stack", "to emulate a device")

@@ -28,6 +28,8 @@ from amp_checks.emulation import DEVICE_TYPES, emulate
 from amp_checks.observe import observe
 
 SAMPLES = 6
+REPEATS = 12
+IRREPRODUCIBLE = "irreproducible"
 UNINITIALISED = ("empty", "new_empty")
 """Ops whose values are whatever the memory held."""
 
@@ -132,21 +134,31 @@ def fidelity(op: Any, options: argparse.Namespace) -> str | None:
 
     for call, leaves in samples(op):
         expected = run(call, leaves, real, inside=options.inside)
-        actual = run(call, leaves, emulated, inside=options.inside)
-        if expected.error is not None or actual.error is not None:
-            if type(expected.error) is not type(actual.error):
-                return f"real: {expected.error!r:.150}, emulated: {actual.error!r:.150}"
+        differs = _compare(expected, run(call, leaves, emulated, inside=options.inside))
+        if differs is None:
             continue
-        if len(expected.outputs) != len(actual.outputs):
-            return f"{len(expected.outputs)} outputs but {len(actual.outputs)}"
-        for what, ours, theirs in (
-            ("output", expected.outputs, actual.outputs),
-            ("gradient", expected.gradients, actual.gradients),
-        ):
-            for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-                differs = difference(one, other)
-                if differs is not None:
-                    return f"{what}[{index}]: {differs}"
+        again = (run(call, leaves, real, inside=options.inside) for _ in range(REPEATS))
+        if any(_compare(expected, repeated) is not None for repeated in again):
+            return f"{IRREPRODUCIBLE}: real CPU autocast differs from itself"
+        return differs
+    return None
+
+
+def _compare(expected: Ran, actual: Ran) -> str | None:
+    if expected.error is not None or actual.error is not None:
+        if type(expected.error) is type(actual.error):
+            return None
+        return f"real: {expected.error!r:.150}, emulated: {actual.error!r:.150}"
+    if len(expected.outputs) != len(actual.outputs):
+        return f"{len(expected.outputs)} outputs but {len(actual.outputs)}"
+    for what, ours, theirs in (
+        ("output", expected.outputs, actual.outputs),
+        ("gradient", expected.gradients, actual.gradients),
+    ):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            differs = difference(one, other)
+            if differs is not None:
+                return f"{what}[{index}]: {differs}"
     return None
 
 
