@@ -116,11 +116,6 @@ def anchor(item: str) -> str:
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
 
 
-def is_measured(finding: Finding) -> bool:
-    """Whether the finding is a size held against a bound, and not a property that holds or does not."""
-    return not (finding.threshold == 1.0 and (finding.ratio == 0.0 or math.isinf(finding.ratio)))
-
-
 def _failing(results: Iterable[Result]) -> list[Failing]:
     return [
         Failing(
@@ -167,7 +162,9 @@ def _cell(results: Sequence[Result]) -> Cell | None:
     if not results:
         return None
     worst = min(results, key=lambda result: WORST_FIRST.index(result.status))
-    shares = [summary.share(finding) for result in results for finding in result.findings if is_measured(finding)]
+    shares = [
+        summary.share(finding) for result in results for finding in result.findings if summary.is_measured(finding)
+    ]
     return Cell(
         status=worst.status,
         checks=len(results),
@@ -181,7 +178,7 @@ def _measured(results: Iterable[Result]) -> dict[str, dict[str, list[Measured]]]
     found: dict[str, dict[str, list[Measured]]] = {}
     for result in results:
         for finding in result.findings:
-            if is_measured(finding):
+            if summary.is_measured(finding):
                 entry = (summary.share(finding), finding, result)
                 found.setdefault(result.check, {}).setdefault(summary.kind_of(result), []).append(entry)
     for by_kind in found.values():

@@ -196,4 +196,7 @@ def read(path: Path) -> dict[str, Any]:
         raise SuiteError(f"{path} cannot be read as results: {error}") from error
     if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (SCHEMA, VERSION):
         raise SuiteError(f"{path} holds no results of schema {SCHEMA!r}, version {VERSION}")
+    for name, kind in (("results", list), ("environment", dict), ("summary", dict), ("complete", bool)):
+        if not isinstance(content.get(name), kind):
+            raise SuiteError(f"{path} is no whole results document: its {name!r} is missing or of another type")
     return content

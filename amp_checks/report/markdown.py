@@ -38,7 +38,8 @@ def _environment(content: dict[str, Any]) -> str:
     return f"torch {found['torch']}, {devices}, driver {found['driver'] or 'none'}."
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """The text as a cell of a table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")
 
 
@@ -69,7 +70,7 @@ def _failures(bad: Sequence[Result]) -> list[str]:
 
 
 def _known(results: Sequence[Result]) -> list[str]:
-    rows = [f"| {_cell(reason)} | {len(same)} |" for reason, same in summary.known_by_reason(results).items()]
+    rows = [f"| {cell(reason)} | {len(same)} |" for reason, same in summary.known_by_reason(results).items()]
     return ["### Known defects that showed", "", "| defect | items |", "|---|---|", *rows, ""] if rows else []
 
 

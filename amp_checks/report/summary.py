@@ -29,6 +29,11 @@ def share(finding: Finding) -> float:
     return finding.ratio / finding.threshold
 
 
+def is_measured(finding: Finding) -> bool:
+    """Whether the finding is a size held against a bound, and not a property that holds or does not."""
+    return not (finding.threshold == 1.0 and (finding.ratio == 0.0 or math.isinf(finding.ratio)))
+
+
 def known_by_reason(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The known defects that showed, by their reason, sorted."""
     found: dict[str, list[Result]] = {}

@@ -1,0 +1,83 @@
+"""A comparison of two results documents as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from amp_checks.report import json_format
+from amp_checks.report.markdown import cell
+
+if TYPE_CHECKING:
+    from amp_checks.report.diff import Change, Difference
+
+SECTIONS = {
+    "verdicts": "Verdicts that changed",
+    "failures": "Failed findings that appeared or vanished",
+    "expectations": "Rules that changed",
+    "drift": "Error ratios that drifted (ratio of threshold)",
+    "vanished": "Items that vanished",
+    "appeared": "Items that appeared",
+    "times": "Items much slower or faster",
+    "environment": "Environment",
+}
+"""Lists of a `Difference` in the order in which they are told, with their titles."""
+
+MOST = 30
+"""Changes shown of each list; the JSON has them all. What is worse comes first."""
+
+
+def _sections(found: Difference) -> list[tuple[str, list[Change], int]]:
+    """Title, the changes to show, how many there are; empty lists left out."""
+    told = []
+    for name, title in SECTIONS.items():
+        changes: list[Change] = sorted(getattr(found, name), key=lambda change: not change.worse)
+        if changes:
+            told.append((title, changes[:MOST], len(changes)))
+    return told
+
+
+def _seconds(found: Difference) -> str:
+    old, new = found.seconds
+    return f"{found.items} items in both: {old:.1f} s, then {new:.1f} s"
+
+
+def text(found: Difference) -> str:
+    """For a terminal: the verdict last, as in a run."""
+    told = []
+    for title, changes, number in _sections(found):
+        told += ["", f"{title} ({number}):"]
+        for change in changes:
+            mark = "worse " if change.worse else "      "
+            subject = f": {change.subject}" if change.subject else ""
+            told.append(f"{mark}{change.item}{subject}")
+            told.append(f"        {change.old or '(none)'} -> {change.new or '(none)'}")
+        if number > len(changes):
+            told.append(f"      ... and {number - len(changes)} more; --format json has them all")
+    return "\n".join([*told, "", _seconds(found), found.verdict()]).lstrip("\n") + "\n"
+
+
+def markdown(found: Difference) -> str:
+    """For a pull request: the verdict first."""
+    told = [f"## amp_checks diff: {found.verdict()}", "", f"{_seconds(found)}.", ""]
+    for title, changes, number in _sections(found):
+        told += [f"### {title} ({number})", "", "| | item | old | new |", "|---|---|---|---|"]
+        for change in changes:
+            subject = f"<br>{cell(change.subject)}" if change.subject else ""
+            cells = (cell(change.old or ""), cell(change.new or ""))
+            told.append(f"| {'worse' if change.worse else ''} | `{cell(change.item)}`{subject} | {' | '.join(cells)} |")
+        told += ["", *([f"... and {number - len(changes)} more.", ""] if number > len(changes) else [])]
+    return "\n".join(told)
+
+
+def as_json(found: Difference) -> str:
+    """Schema ``amp_checks/diff``, version 1: the fields of `amp_checks.report.diff.Difference`, and its verdict."""
+    from amp_checks.report.diff import SCHEMA, VERSION
+
+    head = {"schema": SCHEMA, "version": VERSION, "verdict": found.verdict(), "worse": found.worse}
+    return json_format.dumps({**head, **dataclasses.asdict(found)})
+
+
+FORMATS: dict[str, Callable[[Difference], str]] = {"text": text, "markdown": markdown, "json": as_json}
+"""The formats of a comparison: the one place to add another."""

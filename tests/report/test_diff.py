@@ -1,0 +1,225 @@
+"""The comparison of two results documents: what is told, what counts as worse, and what a gate gets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import ENVIRONMENT, RESULTS, RIGHT, WRONG, document, error, result
+
+from amp_checks.core import Result, Status, SuiteError, UsageError, exact
+from amp_checks.report import diff, json_format
+
+
+def compare(old: list[Result], new: list[Result], **options: Any) -> diff.Difference:
+    return diff.compare(document(old), document(new), **options)
+
+
+def only(changes: Any) -> diff.Change:
+    [change] = changes
+    assert isinstance(change, diff.Change)
+    return change
+
+
+def test_a_document_is_the_same_as_itself() -> None:
+    found = diff.compare(document(), document())
+    assert found.changes == []
+    assert found.environment == []
+    assert found.verdict() == f"the same: {len(RESULTS)} items, no difference"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse"),
+    [
+        (Status.PASSED, Status.FAILED, True),
+        (Status.PASSED, Status.ERROR, True),
+        (Status.UNAVAILABLE, Status.FAILED, True),
+        (Status.FAILED, Status.ERROR, True),
+        (Status.KNOWN_DEFECT, Status.FAILED, True),
+        (Status.PASSED, Status.KNOWN_DEFECT, True),
+        (Status.PASSED, Status.NOT_EMULATED, True),
+        (Status.KNOWN_DEFECT, Status.UNAVAILABLE, True),
+        (Status.FAILED, Status.PASSED, False),
+        (Status.FAILED, Status.KNOWN_DEFECT, False),
+        (Status.KNOWN_DEFECT, Status.PASSED, False),
+        (Status.UNAVAILABLE, Status.PASSED, False),
+        (Status.NOT_EMULATED, Status.UNAVAILABLE, False),
+    ],
+)
+def test_a_verdict_that_changed(old: Status, new: Status, worse: bool) -> None:
+    found = compare([result("mm", old)], [result("mm", new)])
+    change = only(found.verdicts)
+    assert (change.old, change.new, change.worse) == (str(old), str(new), worse)
+    assert found.worse == int(worse)
+    assert found.verdict().startswith("WORSE: 1 items" if worse else "not worse: 1 differences")
+
+
+def test_failed_findings_are_told_even_where_the_verdict_stays() -> None:
+    other = exact("gradient", actual="float16", expected="float32", why="rule")
+    found = compare([result("mm", Status.FAILED, WRONG)], [result("mm", Status.FAILED, other)])
+    assert found.verdicts == []
+    gone, come = found.failures
+    assert (gone.subject, gone.new, gone.worse) == ("output", None, False)
+    assert (come.subject, come.old, come.worse) == ("gradient", None, True)
+    assert found.worse == 1
+
+
+def test_two_findings_of_one_subject_are_kept_apart() -> None:
+    found = compare([result("mm", Status.FAILED, RIGHT, WRONG)], [result("mm", Status.FAILED, WRONG, WRONG)])
+    assert only(found.failures).subject == "output"
+    found = compare([result("mm", Status.PASSED, RIGHT, RIGHT)], [result("mm", Status.FAILED, RIGHT, WRONG)])
+    assert only(found.failures).subject == "output (2)"
+
+
+def test_a_rule_that_changed_is_told_though_both_runs_are_right() -> None:
+    fp32 = exact("output", actual="float32", expected="float32", why="rule")
+    found = compare([result("mm", Status.PASSED, RIGHT)], [result("mm", Status.PASSED, fp32)])
+    change = only(found.changes)
+    assert change == only(found.expectations)
+    assert (change.old, change.new, change.worse) == ("float16", "float32", False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told", "worse"),
+    [
+        (0.5, 0.6, False, False),  # 0.05 of the threshold of 2
+        (0.5, 0.8, True, True),
+        (0.8, 0.5, True, False),
+        (0.5, math.inf, True, True),
+        (0.5, math.nan, True, True),
+        (math.nan, math.nan, False, False),
+        (math.inf, 3.0, True, False),
+    ],
+)
+def test_an_error_ratio_drifts_by_shares_of_its_threshold(old: float, new: float, told: bool, worse: bool) -> None:
+    found = compare([result("mm", Status.PASSED, error(old))], [result("mm", Status.PASSED, error(new))])
+    assert [change.worse for change in found.drift] == ([worse] if told else [])
+
+
+def test_how_much_drift_is_told_can_be_chosen() -> None:
+    pair = [result("mm", Status.PASSED, error(0.5))], [result("mm", Status.PASSED, error(0.6))]
+    assert only(compare(*pair, drift=0.04).drift).new == "0.6 of 2"
+
+
+def test_a_threshold_that_changed_is_told() -> None:
+    found = compare([result("mm", Status.PASSED, error(0.5, 2.0))], [result("mm", Status.PASSED, error(0.5, 2.1))])
+    assert (only(found.drift).new, only(found.drift).worse) == ("0.5 of 2.1", False)
+
+
+def test_items_that_one_run_holds_alone() -> None:
+    some = [result("mm"), result("old", Status.UNAVAILABLE), result("bmm")]
+    more = [result("mm"), result("wrong", Status.FAILED, WRONG), result("right")]
+    found = compare(some, more)
+    assert [(change.item.split("-")[1], change.worse) for change in found.vanished] == [("bmm", True), ("old", False)]
+    assert [(change.item.split("-")[1], change.worse) for change in found.appeared] == [
+        ("right", False),
+        ("wrong", True),
+    ]
+    assert found.items == 1
+
+
+def test_time_and_environment_are_told_and_decide_nothing() -> None:
+    old = document([result("mm", seconds=1.0), result("bmm", seconds=0.1)])
+    changed = ENVIRONMENT | {"torch": "2.14.1", "switches": {"cudnn.allow_tf32": False}, "gpu": "H100"}
+    new = document([result("mm", seconds=2.5), result("bmm", seconds=0.9)], environment=changed)
+    found = diff.compare(old, new)
+    assert found.changes == []
+    assert (only(found.times).old, only(found.times).new) == ("1.0 s", "2.5 s")
+    assert [(change.item, change.old, change.new) for change in found.environment] == [
+        ("gpu", None, "H100"),
+        ("switches.cudnn.allow_tf32", "True", "False"),
+        ("torch", "2.13.0", "2.14.1"),
+    ]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    """Writes two documents; gives the arguments that name them."""
+
+    def written(old: dict[str, Any], new: dict[str, Any], *options: str) -> argparse.Namespace:
+        for name, content in (("old", old), ("new", new)):
+            json_format.write(tmp_path / f"{name}.json", content)
+        parser = argparse.ArgumentParser()
+        diff.add_arguments(parser)
+        return parser.parse_args([str(tmp_path / "old.json"), str(tmp_path / "new.json"), *options])
+
+    return written
+
+
+GOOD, BAD = document([result("mm", Status.PASSED, RIGHT)]), document([result("mm", Status.FAILED, WRONG)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "status"),
+    [
+        (GOOD, GOOD, [], 0),
+        (GOOD, BAD, [], 1),
+        (BAD, GOOD, [], 0),
+        (BAD, GOOD, ["--fail-on", "any"], 1),
+        (GOOD, GOOD, ["--fail-on", "any"], 0),
+        (GOOD, BAD, ["--fail-on", "never"], 0),
+        (GOOD, GOOD | {"complete": False}, [], 4),
+        (GOOD | {"complete": False}, GOOD, [], 4),
+        (GOOD, BAD | {"complete": False}, [], 1),
+    ],
+)
+def test_the_exit_status_gates(files: Any, old: Any, new: Any, options: list[str], status: int) -> None:
+    assert diff.main(files(old, new, *options)) == status
+
+
+def test_an_unfinished_run_is_named(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    diff.main(files(GOOD, GOOD | {"complete": False}))
+    assert capsys.readouterr().err == "amp-checks: error: NO VERDICT: NEW did not finish\n"
+
+
+def test_text_tells_the_worse_first_and_the_verdict_last(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    old = document([result("a", Status.FAILED, WRONG), result("z", Status.PASSED, error(0.2))])
+    new = document([result("a", Status.PASSED, RIGHT), result("z", Status.FAILED, error(3.0))])
+    assert diff.main(files(old, new)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "Verdicts that changed (2):",
+        "worse check_output_dtype-z-emulated-cuda-float16",
+        "        passed -> failed",
+        "      check_output_dtype-a-emulated-cuda-float16",
+        "        failed -> passed",
+    ]
+    assert "        0.2 of 2 -> 3 of 2" in lines
+    assert lines[-1] == "WORSE: 1 items are worse (5 differences in all)"
+
+
+def test_markdown_gives_the_verdict_first_and_keeps_its_tables_whole(files: Any, tmp_path: Path) -> None:
+    assert diff.main(files(GOOD, BAD, "--format", "markdown", "-o", str(tmp_path / "diff.md"))) == 1
+    lines = (tmp_path / "diff.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "## amp_checks diff: WORSE: 1 items are worse (2 differences in all)"
+    rows = [line for line in lines if line.startswith("| worse")]
+    assert len(rows) == 2
+    assert {line.replace("\\|", "").count("|") for line in rows} == {5}
+
+
+def test_json_holds_every_change(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [document([result(f"op{n}", Status.PASSED)]) for n in range(50)]
+    old = json_format.merge(many)
+    diff.main(files(old, document([]), "--format", "json"))
+    content = json.loads(capsys.readouterr().out)
+    assert (content["schema"], content["version"], content["worse"]) == ("amp_checks/diff", 1, 50)
+    assert len(content["vanished"]) == 50
+    diff.main(files(old, document([])))
+    assert "... and 20 more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("drift", ["0", "-1", "nan"])
+def test_a_drift_that_means_nothing_is_refused(files: Any, drift: str) -> None:
+    with pytest.raises(UsageError, match="--drift takes a positive share"):
+        diff.main(files(GOOD, GOOD, f"--drift={drift}"))
+
+
+@pytest.mark.parametrize("name", ["results", "environment", "summary", "complete"])
+def test_a_document_with_a_part_missing_is_refused_by_name(files: Any, name: str) -> None:
+    broken = {key: value for key, value in GOOD.items() if key != name}
+    with pytest.raises(SuiteError, match=f"new.json is no whole results document: its '{name}' is missing"):
+        diff.main(files(GOOD, broken))
