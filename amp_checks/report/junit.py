@@ -1,7 +1,8 @@
 """Results as JUnit XML, as CI systems read it: one suite per backend, one test case per item.
 
-Each case carries the largest measured ratio with its threshold as properties, beside backend, family and device kind. A
-known defect is a skipped case with its reason: the schema has no word for an expected failure.
+Each case carries the largest measured ratio with its threshold as properties, beside its backend, and the loss scale
+and the skipped steps where it measured them; each suite where it ran and how its seeds come about. A known defect is a
+skipped case with its reason: the schema has no word for an expected failure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from amp_checks.core import Result, Status
 from amp_checks.report import json_format, summary
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_TOLD = {"scale": re.compile(r"(loss )?scale\b"), "steps_skipped": re.compile("steps skipped of ")}
+"""Property -> the beginning of the subject of the findings whose last value it gives."""
 
 
 def _text(value: object) -> str:
@@ -39,6 +43,9 @@ def _case(suite: ET.Element, result: Result) -> None:
     if result.findings:
         worst = max(result.findings, key=summary.share)
         facts |= {"ratio": worst.ratio, "threshold": worst.threshold, "subject": worst.subject}
+    for name, pattern in _TOLD.items():
+        if values := [finding.actual for finding in result.findings if pattern.match(finding.subject)]:
+            facts[name] = values[-1]
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=_text(value))
     match result.status:
@@ -51,6 +58,13 @@ def _case(suite: ET.Element, result: Result) -> None:
         case _:
             kind, message = "skipped", f"{result.status}: {result.message}"
     ET.SubElement(case, kind, message=_text(message), type=_text(result.status)).text = _text(result.describe())
+
+
+def _device(result: Result, environment: dict[str, Any]) -> str:
+    """What ran the kernels of that result's backend."""
+    if summary.kind_of(result) == "CUDA":
+        return ", ".join(device["name"] for device in environment["devices"]) or "no CUDA device"
+    return "CPU, emulated" if result.emulated else "CPU"
 
 
 def render(content: dict[str, Any]) -> str:
@@ -70,7 +84,9 @@ def render(content: dict[str, Any]) -> str:
             time=f"{sum(r.seconds for r in mine):.4f}",
         )
         properties = ET.SubElement(suite, "properties")
-        facts = {name: content["environment"].get(name) for name in ("torch", "torch_cuda", "driver", "python")}
+        environment = content["environment"]
+        facts = {name: environment.get(name) for name in ("torch", "torch_cuda", "driver", "python", "seeds")}
+        facts["device"] = _device(mine[0], environment)
         for name, value in {**facts, "complete": content["complete"]}.items():
             ET.SubElement(properties, "property", name=name, value=_text(value))
         for result in mine:
