@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from amp_checks import __version__, backends, suite
+from amp_checks import __version__, audit, backends, suite
 from amp_checks.core import SuiteError, UsageError
-from amp_checks.report import FORMATS
+from amp_checks.report import FORMATS, diff
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 
@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-v", "--verbose", action="store_true", help="one line per item")
     run.set_defaults(function=_run)
 
+    audit_command = commands.add_parser("audit", help="your own model and training step", description=audit.DESCRIPTION)
+    audit.add_arguments(audit_command)
+    audit_command.set_defaults(function=audit.main)
+
     policy = commands.add_parser("policy", help="cast policies: declared, registered, observed")
     policy.add_argument("--backend", action="append", default=[], metavar="ID")
     policy.add_argument("--json", metavar="FILE")
@@ -62,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     selftest.add_argument("--backend", action="append", default=[], metavar="ID")
     selftest.add_argument("--json", metavar="FILE")
     selftest.set_defaults(function=_selftest)
+
+    diff_command = commands.add_parser("diff", help="two results: what changed, and what got worse")
+    diff.add_arguments(diff_command)
+    diff_command.set_defaults(function=diff.main)
 
     report = commands.add_parser("report", help="any report format, from the results of one run or of several parts")
     report.add_argument("files", nargs="+", metavar="FILE", help="results written by --json")
