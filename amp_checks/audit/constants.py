@@ -38,6 +38,11 @@ def rounded(constant: float, dtype: torch.dtype) -> float:
     return torch.tensor(constant, dtype=torch.float64).to(dtype).item()
 
 
+def overflowed(constant: Any, dtype: torch.dtype) -> bool:
+    """Whether a finite number is infinite in that 16-bit dtype."""
+    return isinstance(constant, float) and math.isfinite(constant) and math.isinf(rounded(constant, dtype))
+
+
 def lost(op: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
     """What becomes of a finite constant that the 16-bit operand's dtype lacks; None where nothing of note.
 

@@ -29,6 +29,8 @@ _PRODUCTS = {
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
+_SCALAR = "aten::scalar_tensor"
+"""What a Python number becomes where an op takes it as a tensor (``where``)."""
 _SMALL = 8
 """Elements of a counter that is not changed in place."""
 
@@ -170,6 +172,9 @@ class OpWatch:
                 self._constants(facts, args)
             if facts.accumulates:
                 self._accumulated(facts, tensors, out)
+        if facts.name == _SCALAR and out.dtype in LOW and constants.overflowed(args[0], out.dtype):
+            becomes = constants.rounded(args[0], out.dtype)
+            self.tell(Kind.LOST_CONSTANT, once=True, op=_SCALAR, constant=args[0], becomes=becomes, dtype=out.dtype)
 
     def _keep(self, facts: _Facts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
         outputs = (

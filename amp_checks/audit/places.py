@@ -15,20 +15,21 @@ from torch.nn.modules import module as module_hooks
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
-_NOT_USER_CODE = (
-    *(str(Path(path).resolve()) for path in torch.__path__),
-    *(str(_PACKAGE / name) for name in ("audit", "emulation", "core.py", "suite.py", "numerics.py", "state.py")),
-)
+_TORCH = tuple(str(Path(path).resolve()) for path in torch.__path__)
+_USER_CODE_OF_OURS = tuple(str(_PACKAGE / name) for name in ("fixtures", "reference"))
 _judged: dict[CodeType, bool] = {}
 
 
 def is_user_code(code: CodeType) -> bool:
+    """Whether a frame is of the user's program, or of a package other than torch and this one."""
     name = code.co_filename
     if name[:1] == "<":
         return False
     path = str(Path(name).resolve())
-    if path.startswith(_NOT_USER_CODE):
+    if path.startswith(_TORCH):
         return False
+    if path.startswith(str(_PACKAGE)):
+        return path.startswith(_USER_CODE_OF_OURS)
     # Installed packages lie below the standard library's folder.
     return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
 

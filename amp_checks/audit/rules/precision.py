@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.measures import GRADIENT_ERROR, SCALE_BIAS, bias, loss_ratio, ratios, reference
+from amp_checks.audit.measures import GRADIENT_ERROR, LOSS_ERROR, SCALE_BIAS, bias, loss_ratio, ratios, reference
 from amp_checks.audit.rules.registry import rule
 from amp_checks.audit.runs import Evidence
 from amp_checks.audit.trace import Kind
@@ -55,7 +55,7 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
 def loss_differs(evidence: Evidence) -> Iterator[Found]:
     """The first loss is not that of float64, by more than 16 bits explain."""
     ratio = loss_ratio(evidence)
-    if ratio is None or ratio < GRADIENT_ERROR.value:
+    if ratio is None or ratio < LOSS_ERROR.value:
         return
     place = evidence.amplified
     actual, expected = evidence.amp.losses[0][1], reference(evidence).losses[0][1]

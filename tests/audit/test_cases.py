@@ -1,0 +1,280 @@
+"""What a case may be, and the one clear message where it is not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amp_checks import backends
+from amp_checks.audit import AuditCase, Severity, Training, add_arguments, audit, load, main
+from amp_checks.core import UsageError
+from amp_checks.reference import recipes
+from amp_checks.reference.model import SimpleTextModel
+
+CPU = backends.backend("cpu-float16")
+EMULATED = backends.backend("emulated-cuda-float16")
+
+
+def _case(build: Callable[..., Any]) -> AuditCase:
+    return AuditCase(id="mine.py:case", build=build)
+
+
+def _mse(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch).float(), batch.float())
+
+
+def _refused(build: Callable[..., Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        audit(_case(build), CPU)
+
+
+def test_loss_alone_trains_a_third_party_model_in_our_loop() -> None:
+    def case(device: str) -> Training:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
+        return Training(model=model, batches=[torch.randn(2, 4, 16).to(device) for _ in range(3)], loss=_mse)
+
+    for backend in (CPU, EMULATED):
+        report = audit(_case(case), backend)
+        assert [one for one in report.diagnostics if one.severity is not Severity.NOTE] == []
+        assert report.summary["iterations"] == "3"
+
+
+def test_step_is_given_what_its_signature_names() -> None:
+    seen: list[Any] = []
+
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+        def train_step(model: nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+            seen.append(batch)
+            optimizer.zero_grad()
+            _mse(model, batch).backward()
+            optimizer.step()
+
+        return Training(model=model, optimizer=optimizer, batches=[torch.randn(2, 4)], step=train_step)
+
+    audit(_case(case), CPU)
+    assert seen
+
+
+def test_step_that_hard_codes_cuda_runs_under_emulation() -> None:
+    def case() -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = _mse(model, batch.to("cuda"))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return {"model": model, "batches": [torch.randn(4, 8) for _ in range(3)], "step": step}
+
+    report = audit(_case(case), EMULATED)
+    assert [one for one in report.diagnostics if one.severity is not Severity.NOTE] == []
+    assert int(report.summary["forward ops"].split(", ")[1].split()[0]) > 0
+    assert _case(case).runs_on(EMULATED)
+    assert not _case(case).runs_on(CPU)
+
+
+def test_fp32_run_has_no_region_and_no_scaler() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                seen.append((torch.is_autocast_enabled("cpu"), scaler.is_enabled()))
+                loss = _mse(model, batch)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return Training(model=model, batches=[torch.randn(2, 4)], step=step)
+
+    audit(_case(case), CPU)
+    assert seen[:2] == [(True, True), (False, False)]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_reference_model_raises_no_alarm() -> None:
+    """The reference recipe, in the loop that the audit writes and in all default backends."""
+
+    def case(device: str) -> Training:
+        target = recipes.BITS.encode(recipes.TEXT).to(device)
+        model = SimpleTextModel(target.shape[1]).to(device)
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return nn.functional.mse_loss(model(batch), target)
+
+        batches = [torch.randn(1, 4).to(device) for _ in range(4)]
+        return Training(model=model, batches=batches, loss=loss, optimizer=torch.optim.Adam(model.parameters(), 1e-3))
+
+    for name in ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"):
+        report = audit(_case(case), backends.backend(name))
+        assert [one for one in report.diagnostics if one.severity is not Severity.NOTE] == []
+
+
+def test_seeds_compare_trainings() -> None:
+    def case(device: str) -> Training:
+        model = nn.Linear(4, 4).to(device)
+        return Training(model=model, batches=[torch.randn(8, 4).to(device) for _ in range(3)], loss=_mse)
+
+    good = audit(AuditCase(id="seeds", build=case, seeds=4), CPU)
+    assert "trains-differently" not in {one.rule for one in good.diagnostics}
+
+    def worse(device: str) -> Training:
+        training = case(device)
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return _mse(model, batch) * (2.0 if torch.is_autocast_enabled(device) else 1.0)
+
+        return Training(model=training.model, batches=training.batches, loss=loss)
+
+    bad = audit(AuditCase(id="seeds", build=worse, seeds=4), CPU)
+    assert "trains-differently" in {one.rule for one in bad.diagnostics}
+
+
+def test_what_is_no_case_gets_one_clear_message() -> None:
+    model = nn.Linear(4, 4)
+    batch = [torch.randn(2, 4)]
+    _refused(lambda: None, "must return an amp_checks.audit.Training .* it returned NoneType")
+    _refused(lambda: {"step": print}, "gave no model")
+    _refused(lambda: {"model": model, "stop": 1}, "unknown keys stop")
+    _refused(lambda: {"model": model}, "one of step, run and loss; it gave none")
+    _refused(lambda: {"model": model, "step": print, "run": print, "batches": batch}, "it gave step and run")
+    _refused(lambda: {"model": model, "step": print}, "gave no batches")
+    _refused(lambda: {"model": nn.ReLU(), "step": print, "batches": batch}, "no parameter that requires a gradient")
+    _refused(lambda: {"model": [1], "step": print, "batches": batch}, "model must be torch modules; it holds int")
+    _refused(lambda: {"model": model, "step": lambda _: None, "batches": batch}, "has no loss")
+    _refused(lambda: {"model": model, "step": print, "batches": batch, "save": dict}, "save and load go together")
+    _refused(lambda: 1 / 0, "raised while it was built: ZeroDivisionError")
+
+    def step(_: Any) -> None:
+        raise ValueError("no such column")
+
+    _refused(lambda: {"model": model, "step": step, "batches": batch}, "raises in float32 too.*no such column")
+
+
+def test_loading_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is named package.module:function"):
+        load("train")
+    with pytest.raises(UsageError, match="there is no module 'no_such_module'"):
+        load("no_such_module:case")
+    with pytest.raises(UsageError, match="there is no file"):
+        load(f"{tmp_path}/none.py:case")
+    file = tmp_path / "some_cases.py"
+    file.write_text("def one(): ...\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="has no 'two'; its functions are one"):
+        load(f"{file}:two")
+    broken = tmp_path / "broken_case.py"
+    broken.write_text("import torch\nraise OSError('disk')\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="raised OSError: disk .*broken_case.py:2"):
+        load(f"{broken}:case")
+    imports = tmp_path / "imports_case.py"
+    imports.write_text("import not_there_at_all\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="No module named 'not_there_at_all'"):
+        load(f"{imports}:case")
+
+
+def _main(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return main(parser.parse_args(list(arguments)))
+
+
+def test_template_is_a_case_without_alarms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("--template") == 0
+    file = tmp_path / "first_case.py"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert _main(f"{file}:case", "--fail-on", "warning") == 0
+    text = capsys.readouterr().out
+    assert "under emulated-cuda-float16  (emulated" in text
+    assert "0 errors, 0 warnings" in text
+
+
+FAULTY = """
+import torch
+
+def case(device, dtype):
+    model = torch.nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler(device, init_scale=256.0)
+
+    def step(batch):
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=dtype):
+            loss = model(batch.to(device)).float().square().mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return {"model": model, "batches": [torch.randn(8, 4) for _ in range(3)], "step": step}
+"""
+
+
+def test_faults_set_the_exit_status_and_can_be_ignored_for_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "faulty_case.py"
+    file.write_text(FAULTY, encoding="utf-8")
+    name = f"{file}:case"
+    out = tmp_path / "out.json"
+    assert _main(name, "--backend", "cpu-float16", "--json", str(out)) == 1
+    text = capsys.readouterr().out
+    assert "ERROR scaled-gradients-changed" in text
+    assert "faulty_case.py:14" in text
+    assert "remedy: call scaler.unscale_(optimizer)" in text
+    document = json.loads(out.read_text(encoding="utf-8"))
+    rules = {one["rule"] for one in document["audits"][0]["diagnostics"]}
+    assert "scaled-gradients-changed" in rules
+
+    ignore = tmp_path / "ignore.txt"
+    lines = [f"{rule} | * | 2999-12-31 | known, ticket 12" for rule in sorted(rules)]
+    ignore.write_text("# ours\n" + "\n".join(lines), encoding="utf-8")
+    assert _main(name, "--backend", "cpu-float16", "--ignore", str(ignore)) == 0
+    assert "ignored: known, ticket 12" in capsys.readouterr().out
+    ignore.write_text("\n".join(lines).replace("2999", "2001"), encoding="utf-8")
+    assert _main(name, "--backend", "cpu-float16", "--ignore", str(ignore)) == 1
+    assert "ran out on 2001-12-31" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("scaler-bypassed | *", "an entry is `rule"),
+        ("no-such-rule | * | 2999-01-01 | why", "there is no rule 'no-such-rule'"),
+        ("scaler-bypassed | * | soon | why", "the third field is a date"),
+    ],
+)
+def test_a_malformed_ignore_list_gets_one_clear_message(tmp_path: Path, line: str, text: str) -> None:
+    file = tmp_path / "ignore.txt"
+    file.write_text(line, encoding="utf-8")
+    with pytest.raises(UsageError, match=text):
+        _main("no:case", "--ignore", str(file))
+
+
+def test_usage_errors_come_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name a case"):
+        _main()
+    with pytest.raises(UsageError, match="unknown backend 'cud'"):
+        _main("x.py:case", "--backend", "cud")
+    with pytest.raises(UsageError, match="cannot be read"):
+        _main("x.py:case", "--ignore", str(tmp_path / "none"))

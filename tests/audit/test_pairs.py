@@ -1,0 +1,77 @@
+"""Every faulty loop is found, named and placed; its corrected twin raises no alarm; every rule has a loop that trips it."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_checks import backends, data
+from amp_checks.audit import AuditCase, Report, Severity, audit
+from amp_checks.audit.rules import RULES
+from amp_checks.audit.rules.errors import KNOWN
+
+LOOPS = sorted(path.stem for path in data.fixture("audit").glob("loops_*.py"))
+for _name in LOOPS:
+    importlib.import_module(_name)
+PAIRS: list[Any] = importlib.import_module("audit_pairs").PAIRS
+
+REPORTS = (
+    "B11 B19 B27 B30 B33 B45 B46 B47 B50 B52 B53 B56 B57 B59 B62 B64 B65 B70 B73 B74 B75 B78 B81 B82 B83 B84 B87 B88 B90"
+).split()
+"""Faults that were reported in public and belong to a user's training step."""
+
+ITEMS = [pytest.param(pair, backend, id=f"{pair.id}-{backend}") for pair in PAIRS for backend in pair.backends]
+
+
+def _audit(pair: Any, backend: str, *, fault: bool) -> Report:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return audit(AuditCase(id=pair.id, build=pair.twin(fault=fault)), backends.backend(backend))
+
+
+@pytest.mark.parametrize(("pair", "backend"), ITEMS)
+def test_fault_is_found_named_and_placed(pair: Any, backend: str) -> None:
+    report = _audit(pair, backend, fault=True)
+    found = [one for one in report.diagnostics if one.rule == pair.rule]
+    assert found, [(one.rule, one.message) for one in report.diagnostics]
+    if pair.placed:
+        lines = {int(one.where.rpartition(":")[2]) for one in found if one.where}
+        assert lines & pair.lines(), [(one.place, one.message) for one in found]
+    if pair.module is not None:
+        assert pair.module in {one.module for one in found}
+    assert all(one.remedy for one in found)
+
+
+@pytest.mark.parametrize(("pair", "backend"), ITEMS)
+def test_corrected_twin_raises_no_alarm(pair: Any, backend: str) -> None:
+    report = _audit(pair, backend, fault=False)
+    assert [one for one in report.diagnostics if one.severity is not Severity.NOTE] == []
+    assert report.summary["reference"] == "float64"
+
+
+def test_every_rule_has_a_loop_that_trips_it() -> None:
+    tripped = {pair.rule for pair in PAIRS}
+    assert set(RULES) | {row.rule for row in KNOWN} == tripped
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_field_report_has_a_pair(report: str) -> None:
+    assert any(pair.report == report for pair in PAIRS)
+
+
+def test_further_loops() -> None:
+    assert sum(pair.report == "" for pair in PAIRS) >= 40
+    assert len({pair.id for pair in PAIRS}) == len(PAIRS)
+
+
+def test_pairs_that_are_placed_mark_their_line() -> None:
+    assert [pair.id for pair in PAIRS if pair.placed and not pair.lines()] == []
+
+
+def test_fixtures_stand_alone() -> None:
+    for path in Path(data.fixture("audit")).glob("*.py"):
+        assert "amp_checks" not in path.read_text(encoding="utf-8").replace("amp_checks_fixtures", "")
