@@ -26,8 +26,90 @@ from amp_checks.cases.ops_variants import (
 )
 from amp_checks.core import Backend, CastPolicy
 
+SAMPLE = frozenset(
+    [
+        "mm",
+        "linear",
+        "bmm",
+        "addmm",
+        "matmul",
+        "addmv",
+        "baddbmm",
+        "linalg_vecdot",
+        "einsum",
+        "prelu",
+        "conv1d",
+        "conv2d",
+        "conv_transpose2d.input",
+        "_convolution.deprecated",
+        "scaled_dot_product_attention",
+        "lstm_cell",
+        "gru_cell",
+        "exp",
+        "log",
+        "pow.Tensor_Scalar",
+        "rsqrt",
+        "softplus",
+        "layer_norm",
+        "native_layer_norm",
+        "group_norm",
+        "rms_norm",
+        "batch_norm",
+        "cosine_similarity",
+        "mse_loss",
+        "l1_loss",
+        "nll_loss",
+        "kl_div",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cross_entropy_loss",
+        "ctc_loss.Tensor",
+        "cdist",
+        "logsumexp",
+        "upsample_bilinear2d",
+        "upsample_nearest2d",
+        "grid_sampler_2d",
+        "avg_pool3d",
+        "max_unpool2d",
+        "reflection_pad1d",
+        "trace",
+        "quantile",
+        "polar",
+        "view_as_complex",
+        "fft_fft",
+        "fft_rfft",
+        "stft.center",
+        "linalg_inv",
+        "linalg_solve",
+        "linalg_svd",
+        "linalg_qr",
+        "softmax.int",
+        "log_softmax.int",
+        "sum",
+        "sum.dim_IntList",
+        "cumsum",
+        "prod",
+        "linalg_vector_norm",
+        "norm.Scalar",
+        "norm.ScalarOpt_dim",
+        "addcmul",
+        "atan2",
+        "bilinear",
+        "cat",
+        "stack",
+        "dot",
+        "grid_sampler",
+        "index_put",
+        "index_copy",
+        "scatter_add",
+        "tensordot",
+    ]
+)
+"""Overloads that every run looks at in all ways; a full run does so with all, and every run sees every rule at work."""
+
 OVERLOADS: dict[str, OpCase] = {
-    row.id: row for row in (*ops_products.ROWS, *ops_pointwise.ROWS, *ops_spatial.ROWS, *ops_linalg.ROWS)
+    row.id: dataclasses.replace(row, full=row.id not in SAMPLE)
+    for row in (*ops_products.ROWS, *ops_pointwise.ROWS, *ops_spatial.ROWS, *ops_linalg.ROWS)
 }
 
 
@@ -59,7 +141,19 @@ class RegistrationCase:
         return backend.device_type in policy.DEVICE_TYPES
 
 
-AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | Variant | RegionCase
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RulesCase:
+    """Every rule of a device type, seen at the entry of its op."""
+
+    id: str = "rules"
+    family: str = "ops"
+    full: bool = False
+
+    def runs_on(self, backend: Backend) -> bool:
+        return backend.device_type in policy.DEVICE_TYPES
+
+
+AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | RulesCase | Variant | RegionCase
 
 GATED = frozenset({"mm", "linear", "conv2d", "mse_loss", "softmax.int", "norm.Scalar", "addcmul", "cat", "prod", "exp"})
 """Overloads whose variants every run looks at; those of the others are left to a full run."""
@@ -82,9 +176,10 @@ def _variants() -> Iterator[Variant]:
 
 CASES: tuple[AnyCase, ...] = (
     RegistrationCase(),
+    RulesCase(),
     BannedCase(op=OVERLOADS["binary_cross_entropy"]),
     *OVERLOADS.values(),
-    *(EntryCase(op=row) for row in OVERLOADS.values() if row.only),
+    *(EntryCase(op=row, full=True) for row in OVERLOADS.values() if row.only),
     *_variants(),
     *ops_regions.CASES,
 )

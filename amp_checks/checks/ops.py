@@ -13,13 +13,13 @@ import torch
 
 from amp_checks import _torch_private as private
 from amp_checks import policy
-from amp_checks.cases.ops import AnyCase, BannedCase, RegistrationCase
+from amp_checks.cases.ops import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
 from amp_checks.cases.ops_inputs import Plan, tensors
 from amp_checks.cases.ops_regions import RegionCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
 from amp_checks.cases.ops_variants import Variant
 from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks import ops_regions, ops_variants
+from amp_checks.checks import ops_observed, ops_regions, ops_variants
 from amp_checks.checks.ops_error import bounds_of, error_of
 from amp_checks.checks.ops_measure import entry_findings, in_region, same_error, same_outcome, why
 from amp_checks.core import Backend, Check, Finding, bounded, exact
@@ -36,6 +36,8 @@ def checks_for(case: AnyCase) -> Iterator[Check]:
             yield from ops_variants.checks_for(case)
         case RegistrationCase():
             yield check_registrations
+        case RulesCase():
+            yield check_every_rule
         case BannedCase():
             yield check_banned_op_raises
         case OpCase():
@@ -83,6 +85,21 @@ def check_registrations(case: RegistrationCase, backend: Backend) -> Iterator[Fi
             actual="registered" if name in found else "missing from this torch",
             expected="registered" if name in known else "none: a rule that no row knows; add it to the table",
             why=source,
+        )
+
+
+def check_every_rule(case: RulesCase, backend: Backend) -> Iterator[Finding]:
+    """Each rule does to the inputs of its op what its recorded policy says, seen at the op's own entry."""
+    del case
+    for name, rule in sorted(policy.declared(backend.device_type).items()):
+        row = OVERLOADS.get(name)
+        if row is not None and (row.call or (row.device_only and backend.emulated)):
+            continue  # cannot be seen at its entry here; the list of registrations holds it
+        yield exact(
+            f"policy of {name}",
+            actual=None if row is None else ops_observed.observe(row, backend),
+            expected=rule,
+            why=f"fixtures/cast_policy, rules of {backend.device_type}",
         )
 
 

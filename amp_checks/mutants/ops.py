@@ -307,6 +307,14 @@ LISTS = (
         _LOWER,
     ),
     _elsewhere(
+        "rule-not-at-work",
+        "linear",
+        faults.removed,
+        "linear reaches its kernel uncast; the addmm inside it is cast",
+        ("rules", "check_every_rule"),
+        _LOWER,
+    ),
+    _elsewhere(
         "rule-unknown",
         "tanh",
         faults.casting_to("tanh", faults.float32),
