@@ -63,14 +63,21 @@ class OutputsCase:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoryCase:
-    """A story that a check of its own tells: the row names it, and says which promise it is about."""
+    """A story that a check of its own tells: the row names it, and says which promise it is about.
+
+    Attributes:
+        story: the key of the check among `amp_checks.checks.scaler_stories.CHECKS`; the id where empty.
+        variant: which of the story's variants, where it has several.
+        real_device: only on backends of this device type, not emulated; empty for all.
+    """
 
     id: str
     shows: str
     source: str
     behaviours: tuple[int, ...]
+    story: str = ""
+    variant: str = ""
     real_device: str = ""
-    """Only on backends of this device type, not emulated; empty for all."""
     family: str = "scaler"
     full: bool = False
 
@@ -228,6 +235,8 @@ STORIES: tuple[StoryCase, ...] = (
     ),
     StoryCase(
         id="disabled-getters",
+        story="getters",
+        variant="disabled",
         shows="disabled, the getters give what was set",
         source="torch.amp.GradScaler: enabled=False makes other methods no-ops",
         behaviours=(6,),
@@ -240,6 +249,8 @@ STORIES: tuple[StoryCase, ...] = (
     ),
     StoryCase(
         id="getters-and-setters",
+        story="getters",
+        variant="enabled",
         shows="what is set is what is got, and what is saved",
         source="torch.amp.GradScaler.get_growth_factor and its like",
         behaviours=(1, 46),
@@ -251,8 +262,18 @@ STORIES: tuple[StoryCase, ...] = (
         behaviours=(8,),
     ),
     StoryCase(
+        id="first-scale-in-no-grad",
+        story="first-scale-mode",
+        variant="no_grad",
+        shows="in which mode the first scale() was called is of no consequence later",
+        source=SCALE,
+        behaviours=(12,),
+    ),
+    StoryCase(
         id="first-scale-in-inference-mode",
-        shows="where the first scale() was called is of no consequence for update()",
+        story="first-scale-mode",
+        variant="inference_mode",
+        shows="in which mode the first scale() was called is of no consequence later",
         source=SCALE,
         behaviours=(12,),
     ),
@@ -281,13 +302,25 @@ STORIES: tuple[StoryCase, ...] = (
         behaviours=(15, 23),
     ),
     StoryCase(
+        id="one-parameter-one-gradient",
+        story="unscaled-once",
+        variant="one parameter",
+        shows="a gradient is unscaled once",
+        source="torch.amp.GradScaler.unscale_",
+        behaviours=(21,),
+    ),
+    StoryCase(
         id="two-parameters-one-gradient",
+        story="unscaled-once",
+        variant="two parameters",
         shows="a gradient tensor that two parameters hold is unscaled once",
         source="torch.amp.GradScaler.unscale_",
         behaviours=(21,),
     ),
     StoryCase(
         id="two-scalers-one-optimizer",
+        story="unscaled-once",
+        variant="two scalers",
         shows="a second scaler does not unscale what the first one has",
         source="torch.amp.GradScaler.unscale_",
         behaviours=(21,),
@@ -318,18 +351,32 @@ STORIES: tuple[StoryCase, ...] = (
     ),
     StoryCase(
         id="hooks-on-skip",
+        story="hooks-on-skip",
+        variant="for-loop",
         shows="step hooks of a skipped optimizer do not run",
         source=_STEP,
         behaviours=(24,),
     ),
     StoryCase(
         id="hooks-on-fused-skip",
+        story="hooks-on-skip",
+        variant="fused",
         shows="step hooks of a skipped fused optimizer do not run",
         source=_STEP,
         behaviours=(29,),
     ),
     StoryCase(
+        id="keyword-closure",
+        story="closure",
+        variant="keyword",
+        shows="a closure is refused, however it is passed",
+        source="torch.amp.GradScaler.step: closure use is not currently supported",
+        behaviours=(25,),
+    ),
+    StoryCase(
         id="positional-closure",
+        story="closure",
+        variant="positional",
         shows="a closure is refused, however it is passed",
         source="torch.amp.GradScaler.step: closure use is not currently supported",
         behaviours=(25,),
@@ -372,12 +419,16 @@ STORIES: tuple[StoryCase, ...] = (
     ),
     StoryCase(
         id="new-scale-kinds",
+        story="new-scale",
+        variant="kinds",
         shows="new_scale is a float or a 1-element tensor that requires no gradient",
         source=_UPDATE,
         behaviours=(41,),
     ),
     StoryCase(
         id="new-scale-shape-1",
+        story="new-scale",
+        variant="shape 1",
         shows="a tensor of shape [1], which the error message asks for, is taken",
         source="torch.amp.GradScaler.update: 1-element tensor",
         behaviours=(41,),
@@ -389,7 +440,17 @@ STORIES: tuple[StoryCase, ...] = (
         behaviours=(44,),
     ),
     StoryCase(
+        id="load-state",
+        story="load-state",
+        variant="complete",
+        shows="loading makes the state the saved one",
+        source=_STATE,
+        behaviours=(44,),
+    ),
+    StoryCase(
         id="load-incomplete-state",
+        story="load-state",
+        variant="incomplete",
         shows="a state that lacks an entry is refused and changes nothing",
         source=_STATE,
         behaviours=(44,),

@@ -16,19 +16,6 @@ from amp_checks.scaler.training import difference
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 
 
-def check_fused_skip_runs_no_hooks(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """Hooks before and after the step of a fused optimizer whose gradients are bad."""
-    scaler = backend.scaler(init_scale=8.0)
-    leaf = leaf_of(backend)
-    optimizer = torch.optim.SGD([leaf], lr=1.0, fused=True)
-    calls: list[str] = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    backward(scaler, leaf, math.inf)
-    attempt("scaler.step", scaler.step, optimizer)
-    yield exact("hooks of a skipped step", actual=", ".join(calls), expected="", why=case.source)
-
-
 def check_fused_float16(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """float16 parameters: a step without ``unscale_``, a step on inf, and ``unscale_`` itself."""
     refused = "ValueError: Attempting to unscale FP16 gradients."

@@ -15,7 +15,6 @@ from amp_checks.cases.scaler_calls import StoryCase
 from amp_checks.checks.scaler_fused import (
     check_fused_after_unscale,
     check_fused_float16,
-    check_fused_skip_runs_no_hooks,
     check_preset_grad_scale,
     check_sparse_float16_is_coalesced,
 )
@@ -29,7 +28,7 @@ from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, out
 from amp_checks.scaler.training import difference
 
 def checks_for(case: StoryCase) -> Iterator[Check]:
-    yield CHECKS[case.id]
+    yield CHECKS[case.story or case.id]
 
 
 def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -63,18 +62,6 @@ def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterato
             )
 
 
-def check_disabled_getters(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """``get_growth_factor`` and its like on a disabled scaler."""
-    settings = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}
-    scaler = backend.scaler(**settings, enabled=False)
-    for name, value in settings.items():
-        try:
-            seen: Any = attempt(f"get_{name}", getattr(scaler, f"get_{name}"))
-        except Raised as raised:
-            seen = type(raised.error).__name__
-        yield exact(f"get_{name}() of a disabled scaler", actual=seen, expected=value, why=case.source)
-
-
 def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """``torch.GradScaler``, ``torch.cuda.amp.GradScaler`` and ``torch.cpu.amp.GradScaler``."""
     module = sys.modules[type(backend.scaler()).__module__]
@@ -105,10 +92,19 @@ def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
         )
 
 
-def check_getters_and_setters(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """Each setter changes its own value and no other, in getter and state."""
+def check_getters(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Each getter gives what was constructed or set; each setter changes its own value and no other."""
     values: dict[str, float] = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}
-    scaler = backend.scaler(**values)
+    enabled = case.variant == "enabled"
+    scaler = backend.scaler(**values, enabled=enabled)
+    for name, value in values.items():
+        try:
+            seen: Any = attempt(f"get_{name}", getattr(scaler, f"get_{name}"))
+        except Raised as raised:
+            seen = type(raised.error).__name__
+        yield exact(f"get_{name}()", actual=seen, expected=value, why=case.source)
+    if not enabled:
+        return
     for name, new in (("growth_factor", 4.0), ("backoff_factor", 0.125), ("growth_interval", 3)):
         values[name] = new
         attempt(f"set_{name}", getattr(scaler, f"set_{name}"), new)
@@ -136,10 +132,10 @@ def check_scaling_is_differentiable(case: StoryCase, backend: Backend) -> Iterat
     yield exact("scaled constant requires grad", actual=plain.requires_grad, expected=False, why=case.source)
 
 
-def check_first_scale_in_inference_mode(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """``scale`` in inference mode, then an ordinary iteration."""
+def check_first_scale_mode(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """``scale`` in the variant's mode, then an ordinary iteration."""
     scaler = backend.scaler(init_scale=8.0)
-    with torch.inference_mode():
+    with getattr(torch, case.variant)():
         attempt("scaler.scale", scaler.scale, torch.ones((), device=backend.device_type))
     leaf = leaf_of(backend)
     seen = outcome("scaler.scale", scaler.scale, leaf.sum())
@@ -241,26 +237,19 @@ def check_clip_by_norm(case: StoryCase, backend: Backend) -> Iterator[Finding]:
         yield exact(name, actual=same, expected="that without a scaler", why=case.source)
 
 
-def check_two_parameters_one_gradient(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """Two parameters of one optimizer whose ``.grad`` is the same tensor."""
-    scaler = backend.scaler(init_scale=8.0)
-    first, second = leaf_of(backend, 1.0), leaf_of(backend, 1.0)
+def check_unscaled_once(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A gradient of 1, scaled by 8: after ``unscale_``, also by a second scaler, it must be 1 again."""
+    scaler, second = backend.scaler(init_scale=8.0), backend.scaler(init_scale=4.0)
+    leaves = [leaf_of(backend, 1.0) for _ in range(2 if case.variant == "two parameters" else 1)]
+    optimizer = torch.optim.SGD(leaves, lr=1.0)
     gradient = attempt("scaler.scale", scaler.scale, torch.ones(1, device=backend.device_type))
-    first.grad = second.grad = gradient
-    attempt("scaler.unscale_", scaler.unscale_, torch.optim.SGD([first, second], lr=1.0))
+    for leaf in leaves:
+        leaf.grad = gradient
+    attempt("scaler.unscale_", scaler.unscale_, optimizer)
+    if case.variant == "two scalers":
+        second.scale(torch.ones((), device=backend.device_type))
+        attempt("scaler.unscale_ of a second scaler", second.unscale_, optimizer)
     yield exact("gradient", actual=gradient.item(), expected=1.0, why=case.source)
-
-
-def check_two_scalers_one_optimizer(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """``unscale_`` of one scaler, ``step`` of another."""
-    first, second = backend.scaler(init_scale=8.0), backend.scaler(init_scale=4.0)
-    leaf = leaf_of(backend, 3.0)
-    optimizer = torch.optim.SGD([leaf], lr=1.0)
-    backward(first, leaf)
-    second.scale(torch.ones((), device=backend.device_type))
-    attempt("unscale_ of the first", first.unscale_, optimizer)
-    attempt("step of the second", second.step, optimizer)
-    yield exact("parameter", actual=leaf.item(), expected=2.0, why=case.source)
 
 
 class _Answering(torch.optim.SGD):
@@ -291,8 +280,8 @@ def check_skip_runs_no_hooks(case: StoryCase, backend: Backend) -> Iterator[Find
     """Hooks before and after a step: once for a good one, not for a skipped one."""
     scaler = backend.scaler(init_scale=8.0)
     leaf = leaf_of(backend)
-    optimizer = torch.optim.SGD([leaf], lr=1.0)
-    calls = []
+    optimizer = torch.optim.SGD([leaf], lr=1.0, fused=case.variant == "fused")
+    calls: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     for weight, expected in ((1.0, "before, after"), (float("inf"), "")):
@@ -301,20 +290,21 @@ def check_skip_runs_no_hooks(case: StoryCase, backend: Backend) -> Iterator[Find
         backward(scaler, leaf, weight)
         attempt("scaler.step", scaler.step, optimizer)
         attempt("scaler.update", scaler.update)
-        yield exact(
-            f"hooks of a step on {weight}", actual=", ".join(calls), expected=expected, why=case.source
-        )
+        yield exact(f"hooks of a step on {weight}", actual=", ".join(calls), expected=expected, why=case.source)
 
 
-def check_positional_closure(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """A closure as the second argument, which the optimizer would call on unscaled losses."""
+def check_closure_is_refused(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A closure, which the optimizer would call on unscaled losses, by keyword or as the second argument."""
     scaler = backend.scaler(init_scale=8.0)
     leaf = leaf_of(backend)
     optimizer = torch.optim.SGD([leaf], lr=1.0)
     backward(scaler, leaf)
-    seen = outcome("scaler.step", scaler.step, optimizer, lambda: 0.0)
+    if case.variant == "keyword":
+        seen = outcome("scaler.step", scaler.step, optimizer, closure=lambda: 0.0)
+    else:
+        seen = outcome("scaler.step", scaler.step, optimizer, lambda: 0.0)
     expected = "RuntimeError: Closure use is not currently supported if GradScaler is enabled."
-    yield exact("scaler.step(optimizer, closure)", actual=seen, expected=expected, why=case.source)
+    yield exact(f"step with a {case.variant} closure", actual=seen, expected=expected, why=case.source)
 
 
 def check_lbfgs(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -377,9 +367,13 @@ def _update_outcome(backend: Backend, new_scale: Any) -> str:
     return f"scale {scaler.get_scale()}" if seen == NO_ERROR else seen
 
 
-def check_new_scale_kinds(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+def check_new_scale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """What ``update(new_scale)`` takes and refuses."""
     make = {"device": backend.device_type}
+    if case.variant == "shape 1":
+        seen = _update_outcome(backend, torch.tensor([4.0], **make))
+        yield exact("update with a tensor of shape [1]", actual=seen, expected="scale 4.0", why=case.source)
+        return
     refused = (
         "AssertionError: new_scale should be a float or a 1-element torch.cuda.FloatTensor or torch.FloatTensor with "
         "requires_grad=False."
@@ -405,12 +399,6 @@ def check_new_scale_kinds(case: StoryCase, backend: Backend) -> Iterator[Finding
     yield exact("scale after the tensor changed", actual=scaler.get_scale(), expected=4.0, why=case.source)
 
 
-def check_new_scale_of_shape_1(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """``torch.tensor([4.0])``."""
-    seen = _update_outcome(backend, torch.tensor([4.0], device=backend.device_type))
-    yield exact("update with a tensor of shape [1]", actual=seen, expected="scale 4.0", why=case.source)
-
-
 def check_state_dict_entries(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """Names, types and values of the entries, before and after a step; a saved state does not move."""
     scaler = backend.scaler(init_scale=8.0, growth_interval=10)
@@ -429,28 +417,34 @@ def check_state_dict_entries(case: StoryCase, backend: Backend) -> Iterator[Find
     yield exact("state saved before", actual=repr(saved), expected=repr(expected), why=case.source)
 
 
-def check_load_incomplete_state(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """Each entry left out in turn: KeyError, and the scaler is as before."""
-    for name in ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"):
+def check_load_state(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """A whole state is taken, by a live scaler and a new one; one that lacks an entry changes nothing."""
+    saved = {
+        "scale": 32.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 7,
+        "_growth_tracker": 2,
+    }
+    if case.variant == "complete":
+        for live in (True, False):
+            scaler = backend.scaler(init_scale=8.0)
+            if live:
+                scaler.scale(torch.ones((), device=backend.device_type))
+            attempt("scaler.load_state_dict", scaler.load_state_dict, saved)
+            scaler.scale(torch.ones((), device=backend.device_type))
+            told = f"state of a {'live' if live else 'new'} scaler"
+            yield exact(told, actual=repr(scaler.state_dict()), expected=repr(saved), why=case.source)
+        return
+    for name in saved:
         scaler = backend.scaler(init_scale=8.0)
         scaler.scale(torch.ones((), device=backend.device_type))
         before = repr(scaler.state_dict())
-        other = {
-            "scale": 32.0,
-            "growth_factor": 3.0,
-            "backoff_factor": 0.25,
-            "growth_interval": 7,
-            "_growth_tracker": 2,
-        }
-        other.pop(name)
-        seen = outcome("scaler.load_state_dict", scaler.load_state_dict, other)
+        lacking = {other: value for other, value in saved.items() if other != name}
+        seen = outcome("scaler.load_state_dict", scaler.load_state_dict, lacking)
         yield exact(f"loading without {name}", actual=seen, expected=f"KeyError: '{name}'", why=case.source)
-        yield exact(
-            f"state after loading without {name}",
-            actual=repr(scaler.state_dict()),
-            expected=before,
-            why=case.source,
-        )
+        after = repr(scaler.state_dict())
+        yield exact(f"state after loading without {name}", actual=after, expected=before, why=case.source)
 
 
 def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -538,34 +532,30 @@ def check_several_devices(case: StoryCase, backend: Backend) -> Iterator[Finding
 
 CHECKS: dict[str, Check] = {
     "cuda-scaler-without-cuda": check_cuda_scaler_without_cuda,
-    "disabled-getters": check_disabled_getters,
+    "getters": check_getters,
+    "first-scale-mode": check_first_scale_mode,
+    "unscaled-once": check_unscaled_once,
+    "closure": check_closure_is_refused,
+    "new-scale": check_new_scale,
+    "load-state": check_load_state,
     "aliases": check_aliases,
-    "getters-and-setters": check_getters_and_setters,
     "scaling-is-differentiable": check_scaling_is_differentiable,
-    "first-scale-in-inference-mode": check_first_scale_in_inference_mode,
     "backward-after-update": check_backward_after_update,
     "guards": check_guards,
     "gradient-penalty": check_gradient_penalty,
     "clip-by-norm": check_clip_by_norm,
-    "two-parameters-one-gradient": check_two_parameters_one_gradient,
-    "two-scalers-one-optimizer": check_two_scalers_one_optimizer,
     "kernel-arguments": check_kernel_arguments,
     "kernel-arithmetic": check_kernel_arithmetic,
     "update-kernel-arithmetic": check_update_kernel_arithmetic,
     "arguments-of-step": check_arguments_of_step,
     "hooks-on-skip": check_skip_runs_no_hooks,
-    "hooks-on-fused-skip": check_fused_skip_runs_no_hooks,
-    "positional-closure": check_positional_closure,
     "lbfgs": check_lbfgs,
     "fused-float16": check_fused_float16,
     "fused-unscaled-before": check_fused_after_unscale,
     "scale-on-fused-optimizer": check_preset_grad_scale,
     "sparse-float16-of-scaling-optimizer": check_sparse_float16_is_coalesced,
     "scaler-argument-warning": check_scaler_argument_warns,
-    "new-scale-kinds": check_new_scale_kinds,
-    "new-scale-shape-1": check_new_scale_of_shape_1,
     "state-dict-entries": check_state_dict_entries,
-    "load-incomplete-state": check_load_incomplete_state,
     "copy-after-reading-found-inf": check_copy_after_reading_found_inf,
     "scheduler-after-skip": check_scheduler_after_skip,
     "several-devices": check_several_devices,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_checks.mutants import scaler_faults, scaler_kernels
+from amp_checks.mutants import scaler_faults, scaler_kernels, scaler_slips
 from amp_checks.planting import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*scaler_faults.ROWS, *scaler_kernels.ROWS)
+MUTANTS: tuple[Mutant, ...] = (*scaler_faults.ROWS, *scaler_slips.ROWS, *scaler_kernels.ROWS)

@@ -165,6 +165,32 @@ class UnscalesRoughly(torch.amp.GradScaler):
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
 
 
+class UnscalesGoodRoughly(UnscalesRoughly):
+    """As above, but a batch with a bad gradient is unscaled as it should be."""
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16 or _bad(optimizer))
+
+
+class UnscalesLate(torch.amp.GradScaler):
+    """``unscale_`` only looks for inf; the gradients are divided when the step is made."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        self._multiply(optimizer, self.get_scale())
+
+    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self._multiply(optimizer, 1.0 / self.get_scale())
+        return super()._maybe_opt_step(optimizer, *args, **kwargs)
+
+    def _multiply(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        for parameter in _held(optimizer):
+            gradient = torch.as_tensor(parameter.grad)
+            (gradient._values() if gradient.is_sparse else gradient).mul_(factor)  # noqa: SLF001
+
+
 _PROGRAM = ("check_step", "check_parameters", "check_optimizer_state")
 
 ROWS: tuple[Mutant, ...] = (
@@ -279,6 +305,22 @@ ROWS: tuple[Mutant, ...] = (
         plant=planted(UnscalesByLastScale),
         case="optimizer-SGD-for-loop",
         killed_by=("check_step_after_skip_equals_step_without",),
+    ),
+    Mutant(
+        id="scaler-unscales-late",
+        family="scaler",
+        fault="unscale_ leaves the gradients scaled until the step",
+        plant=planted(UnscalesLate),
+        case="bad-in-transposed-gradient",
+        killed_by=("check_gradient_is_unscaled",),
+    ),
+    Mutant(
+        id="scaler-unscales-roughly-in-training",
+        family="scaler",
+        fault="the inverse scale is off by one unit in the last place, where every gradient is finite",
+        plant=planted(UnscalesGoodRoughly),
+        case="optimizer-SGD-for-loop",
+        killed_by=("check_scaled_step_equals_unscaled_step",),
     ),
     Mutant(
         id="scaler-unscales-roughly",

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from amp_checks import _torch_private
 from amp_checks.core import Backend
 from amp_checks.planting import Mutant
 
@@ -19,22 +20,18 @@ Kernel = Callable[..., object]
 
 
 @contextmanager
-def _replaced(backend: Backend, *, op: str, kernel: Kernel) -> Iterator[Backend]:
+def _replaced(backend: Backend, *, op: str, function: Kernel) -> Iterator[Backend]:
     key = "CPU" if backend.emulated or backend.device_type == "cpu" else backend.device_type.upper()
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            # Torch says that a kernel is overridden: that is what is meant.
-            warnings.simplefilter("ignore")
-            library.impl(op, kernel, key)
-        yield backend
-    finally:
-        library._destroy()  # noqa: SLF001 - the only way to take an override back
+    with warnings.catch_warnings():
+        # Torch says that a kernel is overridden: that is what is meant.
+        warnings.simplefilter("ignore")
+        with _torch_private.kernel(op, key, function):
+            yield backend
 
 
 def replaced(op: str, kernel: Kernel) -> Callable[[Backend], AbstractContextManager[Backend]]:
     """Plant a kernel in place of torch's, on the backend's device."""
-    return functools.partial(_replaced, op=op, kernel=kernel)
+    return functools.partial(_replaced, op=op, function=kernel)
 
 
 def unscale(
@@ -47,6 +44,7 @@ def unscale(
     found: Callable[[torch.Tensor], object] = lambda found_inf: found_inf.fill_(1.0),
     factor: Callable[[torch.Tensor], torch.Tensor] = lambda inv_scale: inv_scale,
     spare_bad: bool = False,
+    clears: bool = False,
 ) -> None:
     """A correct check-and-unscale, one part of which may be exchanged.
 
@@ -59,7 +57,10 @@ def unscale(
         found: what is done where one counts.
         factor: what the gradients are multiplied by.
         spare_bad: leave a gradient with a bad element as it is.
+        clears: set the flag to 0 first.
     """
+    if clears:
+        found_inf.zero_()
     looked_at = grads[only]
     for grad in grads:
         is_bad = bool(bad(grad).any())
@@ -206,6 +207,30 @@ ROWS: tuple[Mutant, ...] = (
         functools.partial(update, resets_on_growth=False),
         "growth-once",
         ("check_growth_tracker",),
+    ),
+    _row(
+        "takes-any-argument",
+        "the check kernel takes scales and flags of any size and dtype",
+        UNSCALE,
+        unscale,
+        "kernel-arguments",
+        ("check_kernel_arguments",),
+    ),
+    _row(
+        "flag-not-sticky",
+        "a clean call of the check kernel clears the flag",
+        UNSCALE,
+        functools.partial(unscale, clears=True),
+        "kernel-arithmetic",
+        ("check_kernel_arithmetic",),
+    ),
+    _row(
+        "grows-to-inf",
+        "the update kernel grows the scale to inf",
+        UPDATE,
+        functools.partial(update, capped=False),
+        "update-kernel-arithmetic",
+        ("check_update_kernel_arithmetic",),
     ),
     _row(
         "grows-early",

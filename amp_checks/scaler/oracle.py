@@ -220,7 +220,7 @@ class Oracle:
 
     def _inverse(self) -> float:
         """The reciprocal is taken in float64 and rounded once (a comment in the source gives the reason)."""
-        return f32(1.0 / self.scale) if self.scale else math.inf
+        return f32(1.0 / self.scale) if self.scale else math.copysign(math.inf, self.scale)
 
     def _unscale(self, action: prog.Unscale) -> None:
         if self.enabled:

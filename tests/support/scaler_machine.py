@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 
 import hypothesis.strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from amp_checks import backends
 from amp_checks.scaler import oracle, program
@@ -28,7 +28,29 @@ ELEMENT = st.one_of(FINITE, FINITE, ENDS, BAD)
 SCALES = st.sampled_from((1.0, 3.0, 8.0, 0.1, 65536.0, 1e38, 0.0, -2.0, 1e-40, 2.0**-130, INF, NAN))
 
 
-def coefficients(elements: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[tuple[int, tuple[float, ...]], ...]]:
+SETTERS = (
+    program.Set("growth_interval", 1),
+    program.Set("growth_interval", 2),
+    program.Set("growth_interval", 3),
+    program.Set("growth_factor", 3.0),
+    program.Set("growth_factor", 0.5),
+    program.Set("growth_factor", 1e10),
+    program.Set("backoff_factor", 0.1),
+    program.Set("backoff_factor", 3.0),
+)
+STATES = (
+    (program.Scale(),),
+    (program.Save(),),
+    (program.Load(),),
+    (program.Save(), program.Fresh(), program.Load()),
+    (program.Fresh(),),
+    (program.Copy("pickle"),),
+    (program.Copy("deepcopy"),),
+)
+Coefficients = tuple[tuple[int, tuple[float, ...]], ...]
+
+
+def coefficients(elements: st.SearchStrategy[float]) -> st.SearchStrategy[Coefficients]:
     values = st.tuples(elements, elements)
     return st.dictionaries(st.integers(0, 2), values, min_size=1).map(lambda found: tuple(sorted(found.items())))
 
@@ -78,16 +100,12 @@ class Both(RuleBasedStateMachine):
         return number % len(self.program.optimizers)
 
     @rule(found=coefficients(FINITE))
-    def backward_finite(self, found: tuple[tuple[int, tuple[float, ...]], ...]) -> None:
+    def backward_finite(self, found: Coefficients) -> None:
         self.act(program.Backward(found))
 
     @rule(found=coefficients(ELEMENT))
-    def backward(self, found: tuple[tuple[int, tuple[float, ...]], ...]) -> None:
+    def backward(self, found: Coefficients) -> None:
         self.act(program.Backward(found))
-
-    @rule()
-    def scale(self) -> None:
-        self.act(program.Scale())
 
     @rule(number=st.integers(0, 5))
     def zero_grad(self, number: int) -> None:
@@ -122,39 +140,39 @@ class Both(RuleBasedStateMachine):
     def update_to(self, value: float, *, tensor: bool) -> None:
         self.act(program.Update(value, tensor=tensor))
 
-    @rule(setting=st.sampled_from((
-        program.Set("growth_interval", 1),
-        program.Set("growth_interval", 2),
-        program.Set("growth_interval", 3),
-        program.Set("growth_factor", 3.0),
-        program.Set("growth_factor", 0.5),
-        program.Set("growth_factor", 1e10),
-        program.Set("backoff_factor", 0.1),
-        program.Set("backoff_factor", 3.0),
-    )))
-    def set(self, setting: program.Set) -> None:
-        self.act(setting)
+    @rule(action=st.sampled_from(SETTERS))
+    def set(self, action: program.Set) -> None:
+        self.act(action)
 
-    @rule()
-    def save(self) -> None:
-        self.act(program.Save())
-
-    @rule(fresh=st.booleans())
-    def load(self, *, fresh: bool) -> None:
-        if fresh:
-            self.act(program.Fresh())
-        self.act(program.Load())
-
-    @rule(how=st.sampled_from(("pickle", "deepcopy")))
-    @precondition(lambda self: len(self.program.actions) > 2)
-    def copy(self, how: str) -> None:
-        self.act(program.Copy(how))
+    @rule(actions=st.sampled_from(STATES))
+    def state(self, actions: tuple[program.Action, ...]) -> None:
+        for action in actions:
+            self.act(action)
 
     # Whole iterations reach deeper states than single actions do.
-    @rule(number=st.integers(0, 5), found=coefficients(st.one_of(FINITE, FINITE, FINITE, ELEMENT)))
-    def iteration(self, number: int, found: tuple[tuple[int, tuple[float, ...]], ...]) -> None:
+    @rule(found=coefficients(st.one_of(FINITE, FINITE, FINITE, ELEMENT)), unscales=st.booleans())
+    def iteration(self, found: Coefficients, *, unscales: bool) -> None:
+        everyone = range(len(self.program.optimizers))
+        for place in everyone:
+            self.act(program.ZeroGrad(place))
+        self.act(program.Backward(found))
+        if unscales:
+            self.act(program.Unscale(0))
+        for place in everyone:
+            self.act(program.Step(place))
+        self.act(program.Update())
+
+    @rule(found=coefficients(FINITE), value=SCALES)
+    def iteration_at(self, found: Coefficients, value: float) -> None:
+        for action in (program.Scale(), program.Update(value), program.ZeroGrad(0)):
+            self.act(action)
+        self.iteration(found, unscales=False)
+
+    @rule(number=st.integers(0, 5), found=coefficients(FINITE))
+    def failing_iteration(self, number: int, found: Coefficients) -> None:
         place = self.optimizer(number)
-        for action in (program.ZeroGrad(place), program.Backward(found), program.Step(place), program.Update()):
+        steps = (program.Step(place, fails=True), program.Step(place))
+        for action in (program.ZeroGrad(place), program.Backward(found), *steps, program.Update()):
             self.act(action)
 
 
