@@ -18,7 +18,6 @@ from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import numerics, shims, support
 from amp_checks.emulation.rules import (
-    RULES_CHANGED,
     KERNELS_THAT_REACH_RULES,
     reaches_no_rule,
     registered_rules,
@@ -33,32 +32,14 @@ _force = private.force_keys
 _push = private.push_dispatch_mode
 _pop = private.pop_dispatch_mode
 
+Runner = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an op on inner tensors: takes the op, its arguments and its keyword arguments."""
+
+
 class Recorder(Protocol):
     """Told of each op at its own entry, below autocast."""
 
     def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
-
-
-class _Factory(TorchDispatchMode):
-    """Brings ops to the engine that have no tensor among their arguments (``zeros(device="cuda")`` in a composite).
-
-    It also keeps the user's own dispatch modes away from the outer call: they see the inner ops, on CPU tensors.
-    """
-
-    def __init__(self, dispatch: Callable[..., Any]) -> None:
-        super().__init__()
-        self.dispatch = dispatch
-
-
-def _to_engine(
-    self: _Factory, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
-    del types
-    return self.dispatch(func, args, kwargs or {})
-
-
-# Set from outside: what a class body defines, torch wraps in a switch for its compiler that costs more than the rest.
-_Factory.__torch_dispatch__ = _to_engine  # type: ignore[assignment]
 
 
 class _KernelOnWrappers(TorchDispatchMode):
@@ -81,36 +62,43 @@ class _KernelOnWrappers(TorchDispatchMode):
         )
 
 
-class Engine:
-    """One region's ops. Belongs to the thread that entered the region."""
+class Engine(TorchDispatchMode):
+    """One region's ops. Belongs to the thread that entered the region.
+
+    As a dispatch mode it receives the ops that have no tensor among their arguments too (``zeros(device="cuda")`` in a
+    composite), and keeps the user's own dispatch modes away from the outer call: they see the inner ops.
+    """
 
     def __init__(
         self, device_type: str, numerics_mode: Numerics, function_mode_on: Callable[[], AbstractContextManager[None]]
     ) -> None:
+        super().__init__()
         self._function_mode_on = function_mode_on
         self.device_type = device_type
         self.device = torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
         self.numerics: Numerics = numerics_mode
         self.codec = Codec(self.device, self)
         self.recorders: list[Recorder] = []
-        self._factory = _Factory(self.dispatch)
         self._outer_excluded = private.autograd_key_set()
         self._functorch = private.functorch_key_set()
         # On the device "cpu" the inner tensors would meet the real rules again, and a missing one would go unseen.
         self.hidden_keys = private.autocast_key_set("cpu") if device_type == "cpu" else None
         self._inner: tuple[Any, Any] = (_include(), _exclude())
         self._outer_exclude: Any = None
-        self._rules: frozenset[str] = frozenset()
-        self._rules_at = -1
-        self._composite: dict[Any, bool] = {}
+        self._rules: frozenset[str] | None = None
+        self._runners: dict[int, tuple[Any, Runner | None]] = {}
+        """How each op runs, by its identity: an op's hash is Python code, slower than the rest of a look-up."""
 
     def rules(self) -> frozenset[str]:
         """The device's rules as of the last change made to the dispatcher."""
-        if self._rules_at != RULES_CHANGED.count:
-            self._rules_at = RULES_CHANGED.count
+        if self._rules is None:
             self._rules = registered_rules(self.device_type)
-            self._composite.clear()
         return self._rules
+
+    def forget_rules(self) -> None:
+        """Rules may have changed."""
+        self._rules = None
+        self._runners.clear()
 
     def call(
         self,
@@ -136,7 +124,7 @@ class Engine:
             wrapped = [codec.wrap(value, seen) for value in args]
             named = {name: codec.wrap(value, seen) for name, value in kwargs.items()} if kwargs else {}
             with _force(include - self._functorch, outer_exclude):
-                _push(self._factory)
+                _push(self)
                 try:
                     out = func(*wrapped, **named)
                 finally:
@@ -145,25 +133,29 @@ class Engine:
         finally:
             self._inner, self._outer_exclude = before
 
-    def dispatch(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one op that passed autocast: whole on the inner tensors, or decomposed so that rules inside it apply."""
-        composite = self._composite.get(op) if self._rules_at == RULES_CHANGED.count else None
-        if composite is None:
-            composite = self._is_unlisted_composite(op)
-        if composite:
-            _push(self._factory)
+    def receive(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """An op that passed autocast, from torch: run whole on the inner tensors, or decomposed so that its rules apply."""
+        del types
+        known = self._runners.get(id(op))
+        runner = known[1] if known is not None and known[0] is op else self._choose(op)
+        if runner is None:
+            _push(self)
             try:
                 with _force(_include(), self._outer_exclude):
-                    return private.decompose(op, args, kwargs)
+                    return private.decompose(op, args, kwargs or {})
             finally:
                 _pop(None)
         codec = self.codec
-        inner_args = tuple([codec.unwrap(value) for value in args])
-        inner_kwargs = {name: codec.unwrap(value) for name, value in kwargs.items()} if kwargs else kwargs
+        unwrap = codec.unwrap
+        inner_args = tuple([unwrap(value) for value in args])
+        inner_kwargs = {name: unwrap(value) for name, value in kwargs.items()} if kwargs else {}
         with _force(*self._inner):
-            out = self._run(op, inner_args, inner_kwargs)
-        for recorder in self.recorders:
-            recorder.record(op, inner_args, inner_kwargs, out)
+            out = runner(op, inner_args, inner_kwargs)
+        if self.recorders:
+            for recorder in self.recorders:
+                recorder.record(op, inner_args, inner_kwargs, out)
         return codec.wrap_result(out)
 
     def inside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -173,22 +165,32 @@ class Engine:
             with _force(*self._inner):
                 return self.codec.wrap_result(function(*self.codec.unwrap(args)))
         finally:
-            _push(self._factory)
+            _push(self)
+
+    def _choose(self, op: Any) -> Runner | None:
+        """How the op runs: None to decompose it."""
+        name = op.name()
+        rules = self.rules()
+        base = name.removeprefix("aten::").partition(".")[0]
+        runner: Runner | None
+        if name not in rules and not reaches_no_rule(base, rules) and private.is_composite_implicit(name):
+            runner = None
+        elif op in shims.SHIMS:
+            shim = shims.SHIMS[op]
+            runner = lambda op, args, kwargs: shim(op, *args, **kwargs)  # noqa: E731 - one of several
+        elif op.namespace != "aten":
+            runner = self._run_custom
+        elif name in KERNELS_THAT_REACH_RULES and name not in rules:
+            runner = self._run_kernel_on_wrappers
+        elif self.numerics == "float32" and op in numerics.FLOAT32_OPS:
+            runner = self._run_in_float32
+        else:
+            runner = self._run
+        self._runners[id(op)] = (op, runner)
+        return runner
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shim = shims.SHIMS.get(op)
-        if shim is not None:
-            return shim(op, *args, **kwargs)
-        if self.numerics == "float32" and numerics.applies(op, args, kwargs):
-            return numerics.run(op, args, kwargs)
         try:
-            if op.namespace != "aten":
-                # Its kernel may be Python: user code, which must find the emulation on.
-                with self._function_mode_on():
-                    return private.call_below_function_modes(op, args, kwargs)
-            if op.name() in KERNELS_THAT_REACH_RULES:
-                with _KernelOnWrappers(self, op):
-                    return op(*args, **kwargs)
             return op(*args, **kwargs)
         except RuntimeError as error:
             lack = support.lack(op.name(), error, self.device_type)
@@ -196,10 +198,20 @@ class Engine:
                 raise
             raise NotEmulated(op.name(), lack) from error
 
-    def _is_unlisted_composite(self, op: Any) -> bool:
-        name = op.name()
-        rules = self.rules()
-        base = name.removeprefix("aten::").partition(".")[0]
-        found = name not in rules and not reaches_no_rule(base, rules) and private.is_composite_implicit(name)
-        self._composite[op] = found
-        return found
+    def _run_in_float32(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if numerics.applies(op, args, kwargs):
+            return numerics.run(op, args, kwargs)
+        return self._run(op, args, kwargs)
+
+    def _run_custom(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The kernel of an op from outside torch may be Python: user code, which must find the emulation on."""
+        with self._function_mode_on():
+            return private.call_below_function_modes(op, args, kwargs)
+
+    def _run_kernel_on_wrappers(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _KernelOnWrappers(self, op):
+            return self._run(op, args, kwargs)
+
+
+# Set from outside: what the body of a mode defines, torch wraps in a switch for its compiler that costs more than all.
+Engine.__torch_dispatch__ = Engine.receive  # type: ignore[assignment]

@@ -44,6 +44,7 @@ class Region(TorchFunctionMode):
 
     def forget_plans(self) -> None:
         """Rules changed, or somebody began or ceased to observe."""
+        self.engine.forget_rules()
         self._plans.clear()
         self._direct.clear()
 
