@@ -18,7 +18,8 @@ class ConvergenceCase:
 
     Attributes:
         task: what trains, the same in FP32 and AMP.
-        seeds: how many runs in each precision; seeds are 0, 1, ...
+        seeds: how many runs in each precision.
+        first_seed: the seed of the first run; the others count on from it. Checks of one run look at this one.
         learned: both precisions must bring the validation loss below this share of what it was at first.
         most_skips: how many steps float16 may skip while its loss scale settles.
         text: what a text model must say at the end, in both precisions; None of other tasks.
@@ -30,6 +31,7 @@ class ConvergenceCase:
     task: Task
     learned: float
     seeds: int = 5
+    first_seed: int = 0
     most_skips: int = 0
     text: str | None = None
     kept: float | None = None

@@ -59,10 +59,11 @@ def check_trains_like_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[
 
     A row that may skip steps is compared with FP32 runs that leave the same batches out, or no pair would be one.
     """
-    mixed = [_amp(case.task, backend, seed) for seed in range(case.seeds)]
+    seeds = range(case.first_seed, case.first_seed + case.seeds)
+    mixed = [_amp(case.task, backend, seed) for seed in seeds]
     full = [
         _fp32(case.task, backend, seed, leave_out=run.skips if case.most_skips else frozenset())
-        for seed, run in enumerate(mixed)
+        for seed, run in zip(seeds, mixed, strict=True)
     ]
     for name, measure in _MEASURES.items():
         found = parity.compare(
@@ -93,7 +94,7 @@ def check_learns(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
 
 def check_steps_run(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
     """The scaler skips no more steps than it needs to settle, and is still worth its while at the end."""
-    run = _amp(case.task, backend, 0)
+    run = _amp(case.task, backend, case.first_seed)
     yield bounded(
         f"steps skipped of {case.task.steps}",
         actual=len(run.skips),
@@ -144,8 +145,8 @@ def check_first_gradients(case: ConvergenceCase, backend: Backend) -> Iterator[F
     Unlike the loss, they tell a wrong scale to an optimizer that does not mind it, such as Adam. A ReLU that low
     precision puts on the other side of zero changes single gradients by several percent, but not their size.
     """
-    mixed = _amp(case.task, backend, 0)
-    full = _fp32(case.task, backend, 0, leave_out=_before_first_step(mixed))
+    mixed = _amp(case.task, backend, case.first_seed)
+    full = _fp32(case.task, backend, case.first_seed, leave_out=_before_first_step(mixed))
     yield exact(
         "parameters with a gradient at the first step taken",
         actual=", ".join(mixed.first_gradients) or "none: no step was taken",
@@ -189,7 +190,7 @@ SURVIVAL = Threshold(
 
 def check_gradients_survive(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
     """Few gradients underflow to zero in the first backward pass; few overflow, unless the row may skip steps."""
-    mixed, full = _amp(case.task, backend, 0), _fp32(case.task, backend, 0)
+    mixed, full = _amp(case.task, backend, case.first_seed), _fp32(case.task, backend, case.first_seed)
     lost = survival(mixed.left_behind, full.left_behind)
     yield bounded(
         "share of gradients flushed to zero at the first step",
@@ -239,7 +240,7 @@ def check_stays_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[Findin
 
     A loss or a weight that went through 16 bits can train as well as one that did not, for a while: its bits tell.
     """
-    run = _amp(case.task, backend, 0)
+    run = _amp(case.task, backend, case.first_seed)
     yield exact(
         "loss dtype",
         actual=", ".join(run.loss_dtypes),
@@ -249,7 +250,7 @@ def check_stays_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[Findin
     model = run.learner.model
     statistics_of = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     for name, values in (
-        ("losses", [torch.tensor(run.losses)]),
+        ("losses", [torch.tensor(run.forward_losses)]),
         ("weights after training", list(model.parameters())),
         ("statistics after training", statistics_of),
     ):
@@ -310,8 +311,8 @@ def check_keeps_less_for_backward(case: ConvergenceCase, backend: Backend) -> It
 
 
 def _both(case: ConvergenceCase, backend: Backend) -> Iterator[tuple[str, Trajectory]]:
-    yield "FP32", _fp32(case.task, backend, 0)
-    yield "AMP", _amp(case.task, backend, 0)
+    yield "FP32", _fp32(case.task, backend, case.first_seed)
+    yield "AMP", _amp(case.task, backend, case.first_seed)
 
 
 def _fp32(task: Task, backend: Backend, seed: int, *, leave_out: frozenset[int] = frozenset()) -> Trajectory:

@@ -7,6 +7,7 @@ planted in any loop that takes its region and scaler from a backend.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -219,13 +220,18 @@ def with_scaler(grad_scaler: Any, bfloat16: Any = None) -> Plant:
 def with_region(wrap: Callable[[Backend, AbstractContextManager[Any]], AbstractContextManager[Any]]) -> Plant:
     """Plant regions that ``wrap(backend, region)`` makes of the backend's own."""
 
-    @contextmanager
-    def plant(backend: Backend) -> Iterator[Backend]:
+    # One faulty backend for each healthy one: the checks of a planting share the runs that they look at.
+    @functools.cache
+    def broken(backend: Backend) -> Backend:
         def faulty(*args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
             return wrap(backend, backend.autocast(*args, **kwargs))
 
+        return dataclasses.replace(backend, autocast=faulty)
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
         try:
-            yield dataclasses.replace(backend, autocast=faulty)
+            yield broken(backend)
         finally:
             torch.clear_autocast_cache()
 

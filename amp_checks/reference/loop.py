@@ -141,6 +141,7 @@ class Trajectory:
 
     Attributes:
         losses: the training loss of each step: its turns' mean losses, added up; not scaled.
+        forward_losses: what each forward pass gave, micro-batch by micro-batch.
         ran: for each step, whether every optimizer really stepped.
         scales: the loss scale before the first step and after each.
         left_behind: gradients as backward left them at the first step, still scaled.
@@ -151,6 +152,7 @@ class Trajectory:
     """
 
     losses: tuple[float, ...]
+    forward_losses: tuple[float, ...]
     ran: tuple[bool, ...]
     scales: tuple[float, ...]
     left_behind: Gradients
@@ -227,6 +229,7 @@ def train(
                 progress(step + 1, run.losses[-1])
     return Trajectory(
         losses=tuple(run.losses),
+        forward_losses=tuple(run.forward_losses),
         ran=tuple(run.ran),
         scales=tuple(run.scales),
         left_behind=run.left_behind,
@@ -245,6 +248,7 @@ class _Run:
         self.precision = precision
         self.scaler = scaler
         self.losses: list[float] = []
+        self.forward_losses: list[float] = []
         self.ran: list[bool] = []
         self.scales: list[float] = [scaler.get_scale()]
         self.left_behind: Gradients = {}
@@ -265,16 +269,16 @@ class _Run:
         """One turn: its mean loss, and whether its optimizer stepped."""
         optimizer, scaler = turn.optimizer, self.scaler
         optimizer.zero_grad()
-        total = 0.0
         for micro in range(turn.accumulate):
             loss = attempt(f"forward, step {step}", _forward, turn, step, micro, self.precision)
             attempt(f"backward, step {step}", _backward, loss / turn.accumulate, scaler)
             self.loss_dtypes.add(dtype_name(loss.dtype))
-            total += loss.item()
+            self.forward_losses.append(loss.item())
+        mean = sum(self.forward_losses[-turn.accumulate :]) / turn.accumulate
         if step == 0:
             self._copy_gradients(turn, self.left_behind)
         if not learn:
-            return total / turn.accumulate, False
+            return mean, False
         if turn.clip_norm is not None:
             attempt(f"scaler.unscale_, step {step}", scaler.unscale_, optimizer)
             torch.nn.utils.clip_grad_norm_(turn.parameters(), turn.clip_norm)
@@ -286,7 +290,7 @@ class _Run:
         attempt(f"scaler.step, step {step}", scaler.step, optimizer)
         for hook in hooks:
             hook.remove()
-        return total / turn.accumulate, bool(stepped)
+        return mean, bool(stepped)
 
     def _copy_gradients(self, turn: Turn, into: Gradients) -> None:
         for parameter in turn.parameters():
