@@ -212,11 +212,6 @@ def binding_namespaces() -> tuple[Any, ...]:
     return tuple(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
 
 
-def has_cudnn_build() -> bool:
-    """Whether this torch was built with cuDNN, so that composites would choose it for a wrapper said to be on cuda."""
-    return bool(torch._C._has_cudnn)
-
-
 def set_cudnn_enabled(enabled: bool) -> bool:
     """Set the flag behind ``torch.backends.cudnn.enabled`` (which may be frozen); return what it was."""
     before: bool = torch._C._get_cudnn_enabled()

@@ -18,6 +18,8 @@ import torch.utils.checkpoint
 
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
+from amp_checks.emulation import pretend
+from amp_checks.emulation.refusals import REFUSALS, Refusal
 from amp_checks.emulation.rules import RULES_CHANGED
 
 if TYPE_CHECKING:
@@ -74,6 +76,84 @@ def _tensor_metadata(region: Region, original: Any, args: Any, kwargs: Any) -> A
     return {**original(*args, **kwargs), "device": region.device_type}
 
 
+def _refusal(refusal: Refusal) -> Replace:
+    """A replacement that refuses inside a region; of a class, one that stays good for ``isinstance``."""
+
+    def refuse(region: Region | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if region is None or region.inside_op or not refusal.applies(region.device_type, args, kwargs):
+            return
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        if caller.partition(".")[0] != "torch":  # torch's own use (scripts of its decompositions) is no wish of the user's
+            raise NotEmulated(refusal.title, refusal.instead)
+
+    def replace(original: Any, current: Current) -> Any:
+        if isinstance(original, type):
+            return _RefusingClass(original, current, refuse)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            refuse(current(), args, kwargs)
+            return original(*args, **kwargs)
+
+        return replacement
+
+    return replace
+
+
+class _RefusingClass:
+    """Stands for a class: refuses to make instances inside a region, and is the class itself in every other use.
+
+    Modules that are first imported inside a region keep this object: it must serve them after the region too.
+    """
+
+    def __init__(
+        self, original: Any, current: Current, refuse: Callable[[Region | None, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        self._original = original
+        self._current = current
+        self._refuse = refuse
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse(self._current(), args, kwargs)
+        return self._original(*args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._original)
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._original)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._original,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._original is other or (isinstance(other, _RefusingClass) and self._original is other._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __or__(self, other: Any) -> Any:
+        return self._original | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._original
+
+
+def _set_default_device(region: Region, original: Any, args: Any, kwargs: Any) -> None:
+    device = args[0] if args else kwargs["device"]
+    translated = pretend.translate(device, region.device_type) if device is not None else None
+    region.is_default_device = device is not None and translated is not device
+    original(translated)
+
+
+def _get_default_device(region: Region, original: Any, args: Any, kwargs: Any) -> Any:
+    found = original(*args, **kwargs)
+    return region.engine.device if region.is_default_device else found
+
+
 def _counting(original: Any, current: Current) -> Any:
     """Tells the engine that rules may have changed."""
     del current
@@ -97,6 +177,11 @@ def _table() -> Iterator[tuple[Any, str, Replace]]:
     yield torch.autograd, "_engine_run_backward", _when_inside(_engine_run_backward)
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     yield checks, "default", _when_inside(_tensor_metadata)
+    yield torch, "set_default_device", _when_inside(_set_default_device)
+    yield torch, "get_default_device", _when_inside(_get_default_device)
+    for refusal in REFUSALS:
+        if hasattr(refusal.owner, refusal.name):
+            yield refusal.owner, refusal.name, _refusal(refusal)
     yield torch.library.Library, "impl", _counting
     yield torch.library.Library, "_destroy", _counting
 
@@ -132,9 +217,8 @@ def _install(current: Current) -> None:
             original = _get(owner, name)
             _installed.append((owner, name, original))
             _set(owner, name, replace(original, current))
-        # Composites would choose cuDNN's kernels for wrappers said to be on cuda.
-        if private.has_cudnn_build():
-            _cudnn_before = private.set_cudnn_enabled(False)
+        # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and modules of RNNs would prepare for it.
+        _cudnn_before = private.set_cudnn_enabled(False)
 
 
 def _uninstall() -> None:

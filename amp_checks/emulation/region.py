@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,17 @@ def current() -> Region | None:
     return getattr(_local, "region", None)
 
 
+def _leave_forked_child() -> None:
+    """A process forked inside a region prepares data, with tensors on the host: there is no emulation in it."""
+    region = current()
+    if region is not None:
+        region.off = True
+        _local.region = None
+
+
+os.register_at_fork(after_in_child=_leave_forked_child)
+
+
 class Region(TorchFunctionMode):
     """One ``with emulate(...)`` of one thread: sees every call of a torch function that user code makes."""
 
@@ -38,6 +50,8 @@ class Region(TorchFunctionMode):
         self.device_type = device_type
         self.engine = Engine(device_type, numerics, self.function_mode_on)
         self.inside_op = False
+        self.is_default_device = False
+        self.off = False
         self._plans: dict[Any, Plan] = {}
         self._direct: set[Any] = set()
         """Functions that need nothing from the emulation at this moment: they cost one look-up."""
@@ -59,6 +73,8 @@ class Region(TorchFunctionMode):
         return self._emulate(func, args, kwargs or {})
 
     def _emulate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.off:
+            return func(*args, **kwargs)
         handler = pretend.HANDLERS.get(func)
         if handler is not None:
             answer = handler(self.device_type, args, kwargs)
@@ -80,6 +96,8 @@ class Region(TorchFunctionMode):
                 return func(*args, **kwargs)
             with private.force_keys(private.include_set(), private.exclude_set() | engine.hidden_keys):
                 return func(*args, **kwargs)
+        if plan is Plan.REFUSE:
+            raise NotEmulated(f"the TorchScript function {func.__name__}", "call the Python function or module itself")
         if not holds_tensor(args) and not holds_tensor(kwargs.values()):
             return func(*args, **kwargs)
         before, self.inside_op = self.inside_op, True
