@@ -467,6 +467,35 @@ STORIES: tuple[StoryCase, ...] = (
         source="https://github.com/pytorch/pytorch/issues/44511",
         behaviours=(47,),
     ),
+    *(
+        StoryCase(
+            id=f"resume-in-{name.replace(' ', '-')}",
+            story="resume",
+            variant=name,
+            shows="training that is saved and taken up again ends, bit for bit, where training at one go ends",
+            source=_STATE,
+            behaviours=(44,),
+            full=name == "new process",
+        )
+        for name in ("new objects", "new process")
+    ),
+    StoryCase(
+        id="growth-stops-below-inf",
+        story="growth-capped",
+        shows="the scale does not grow to inf",
+        source="https://github.com/pytorch/pytorch/issues/98828",
+        behaviours=(36,),
+    ),
+    StoryCase(
+        id="sharded-growth-stops-below-inf",
+        story="growth-capped",
+        variant="torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler",
+        shows="the scale of a ShardedGradScaler does not grow to inf",
+        source="https://github.com/pytorch/pytorch/issues/98828",
+        behaviours=(36,),
+        real_device="cpu",
+        full=True,
+    ),
     StoryCase(
         id="several-devices",
         shows="the flags of all devices are summed, and the scale is copied to each",

@@ -23,6 +23,7 @@ from amp_checks.checks.scaler_kernels import (
     check_kernel_arithmetic,
     check_update_kernel_arithmetic,
 )
+from amp_checks.checks.scaler_resume import check_growth_is_capped, check_resume
 from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
 from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, outcome
 from amp_checks.scaler.training import difference
@@ -34,13 +35,19 @@ def checks_for(case: StoryCase) -> Iterator[Check]:
 def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """A scaler for cuda: enabled where there is CUDA, else disabled with a warning, and none where it is disabled."""
     here = torch.cuda.is_available()
-    unnamed = attempt("GradScaler()", type(backend.scaler()))
+    kind = type(backend.scaler())
+
+    def construct(enabled: bool) -> Any:
+        """The line that the warning must name."""
+        return kind("cuda", enabled=enabled)
+
+    unnamed = attempt("GradScaler()", kind)
     told = "a scaler of no named device is enabled"
     yield exact(told, actual=unnamed.is_enabled(), expected=here, why="the default of device is cuda")
     for enabled in (True, False):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            scaler = attempt("GradScaler('cuda')", backend.grad_scaler, "cuda", enabled=enabled)
+            scaler = attempt("GradScaler('cuda')", construct, enabled)
         text = "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling."
         expected = text if enabled and not here else ""
         subject = f"of GradScaler('cuda', enabled={enabled})"
@@ -50,7 +57,7 @@ def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterato
         yield exact(
             f"kind of warning {subject}", actual=kinds, expected="UserWarning" if expected else "", why=case.source
         )
-        blamed = all(entry.filename.endswith("core.py") for entry in caught)
+        blamed = all(entry.filename == __file__ for entry in caught)
         yield exact(f"warning {subject} blames its caller", actual=blamed, expected=True, why=case.source)
         yield exact(
             f"is_enabled {subject}", actual=scaler.is_enabled(), expected=enabled and here, why=case.source
@@ -558,5 +565,7 @@ CHECKS: dict[str, Check] = {
     "state-dict-entries": check_state_dict_entries,
     "copy-after-reading-found-inf": check_copy_after_reading_found_inf,
     "scheduler-after-skip": check_scheduler_after_skip,
+    "resume": check_resume,
+    "growth-capped": check_growth_is_capped,
     "several-devices": check_several_devices,
 }

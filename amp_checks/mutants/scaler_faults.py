@@ -66,6 +66,40 @@ class NudgesState(_Scaler):
         return returned
 
 
+class _Borrows(_Scaler):
+    """Changes tensors on a skip, and puts them back when the next step begins."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._borrowed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            for tensor, before in self._borrowed:
+                tensor.copy_(before)
+        self._borrowed = []
+        return super().step(optimizer, *args, **kwargs)
+
+    def after_skip(self, optimizer: torch.optim.Optimizer, returned: Any) -> Any:
+        for tensor in self.tensors(optimizer):
+            self._borrowed.append((tensor, tensor.detach().clone()))
+            tensor.add_(1)
+        return returned
+
+    def tensors(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        yield from _held(optimizer)
+
+
+class BorrowsParameters(_Borrows):
+    """Borrows parameters."""
+
+
+class BorrowsState(_Borrows):
+    def tensors(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
 class RestoresScaledGradients(_Scaler):
     def after_skip(self, optimizer: torch.optim.Optimizer, returned: Any) -> Any:
         for parameter in _held(optimizer):
@@ -289,6 +323,22 @@ ROWS: tuple[Mutant, ...] = (
         plant=planted(NudgesState),
         case="optimizer-Adam-for-loop",
         killed_by=("check_skipped_step_leaves_optimizer_state", "check_step_after_skip_equals_step_without"),
+    ),
+    Mutant(
+        id="scaler-borrows-parameters",
+        family="scaler",
+        fault="a skipped step changes the parameters until the next step begins",
+        plant=planted(BorrowsParameters),
+        case="optimizer-Adam-for-loop",
+        killed_by=("check_skipped_step_leaves_parameters",),
+    ),
+    Mutant(
+        id="scaler-borrows-state",
+        family="scaler",
+        fault="a skipped step changes the optimizer's state until the next step begins",
+        plant=planted(BorrowsState),
+        case="optimizer-Adam-for-loop",
+        killed_by=("check_skipped_step_leaves_optimizer_state",),
     ),
     Mutant(
         id="scaler-optimizer-gradients-rescaled",

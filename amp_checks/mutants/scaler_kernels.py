@@ -225,6 +225,14 @@ ROWS: tuple[Mutant, ...] = (
         ("check_kernel_arithmetic",),
     ),
     _row(
+        "grows-beyond-float32",
+        "the update kernel grows the scale to inf",
+        UPDATE,
+        functools.partial(update, capped=False),
+        "growth-stops-below-inf",
+        ("check_growth_is_capped",),
+    ),
+    _row(
         "grows-to-inf",
         "the update kernel grows the scale to inf",
         UPDATE,

@@ -236,6 +236,12 @@ ROWS: tuple[Mutant, ...] = tuple(
             "every scale() makes a new scale",
         ),
         (
+            "resume-in-new-objects",
+            "check_resume",
+            "assignment-removed@GradScaler.load_state_dict:1",
+            "a new scaler forgets the scale that it loads",
+        ),
+        (
             "load-state",
             "check_load_state",
             "call-removed@GradScaler.load_state_dict:1",

@@ -390,7 +390,7 @@ class Oracle:
 
 def _over(left: float, right: float) -> float:
     if right == 0.0:
-        return math.nan if left == 0.0 or math.isnan(left) else math.copysign(math.inf, left)
+        return math.nan if left == 0.0 or math.isnan(left) else math.copysign(math.inf, left) * math.copysign(1.0, right)
     return f32(left / right)
 
 
