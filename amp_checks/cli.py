@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
     run.add_argument("--json", metavar="FILE", help="write the results there ('-': standard output)")
     run.add_argument("--report-dir", metavar="DIR", help="write every report format into that folder")
+    run.add_argument("--time-limit", type=float, metavar="SECONDS", help="end an item that runs longer, and name it")
     run.add_argument("-n", "--workers", metavar="N", help="parallel workers, a number or auto (needs pytest-xdist)")
     run.add_argument("-k", metavar="EXPRESSION", help="only items whose id matches, as in pytest")
     run.add_argument("-m", metavar="MARKERS", help="only items so marked (cuda, cpu, emulated), as in pytest")
@@ -125,6 +126,7 @@ def _selection(args: argparse.Namespace) -> list[str]:
         *(("--amp-item", name) for name in args.item),
         ("--amp-expect-torch", args.expect_torch),
         ("--amp-report-dir", str(Path(args.report_dir).resolve()) if args.report_dir else None),
+        ("--amp-time-limit", None if args.time_limit is None else str(args.time_limit)),
         ("-k", args.k),
         ("-m", args.m),
     )

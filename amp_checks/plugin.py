@@ -7,7 +7,7 @@ next to nothing else, and does nothing until an option of ours is given or an it
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from amp_checks.session import Session
 
 SUITE = Path(__file__).parent / "conformance" / "suite.amp"
+TIME_LIMIT = 600.0
+"""Seconds that one item may take; the slowest takes some ten."""
+
 _RESULTS = pytest.StashKey[list[Any]]()
 
 
@@ -40,6 +43,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--amp-json", metavar="FILE", help="write the results there ('-': standard output)")
     group.addoption("--amp-report-dir", metavar="DIR", help="write every report format into that folder")
     group.addoption("--amp-expect-torch", metavar="VERSION", help="fail unless torch is of this version")
+    group.addoption(
+        "--amp-time-limit",
+        type=_seconds,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help=f"end an item that runs longer, and name it; 0 for no limit (default: {TIME_LIMIT:g})",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -95,6 +112,20 @@ class Hooks:
         collector: pytest.Collector = SuiteFile.from_parent(parent, path=file_path, state=self.session)
         return collector
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self._session is not None:
+            self._session.expect(_names(item.nodeid for item in session.items))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        if self.asked:
+            self.session.expect(_names(ids))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self._session is not None:
+            for name in _names([nodeid]):
+                self._session.begins(name)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         core = sys.modules.get("amp_checks.core")
@@ -132,15 +163,19 @@ class Hooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        if f"{SUITE.name}::" in crashitem:
-            self.session.blame(crashitem.rpartition("::")[2], report)
+        for name in _names([crashitem]):
+            self.session.blame(name, report)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
         output = getattr(node, "workeroutput", {})
         if "amp_checks" in output:
             self.session.add_worker(output["amp_checks"])
+        elif error is not None and self.asked:
+            self.session.lost_workers += 1
 
+    # First: xdist waits here for workers that may hang, and whoever cancelled the run may not wait for it.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._session is not None:
             self._session.finish(session)
@@ -148,3 +183,8 @@ class Hooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._session is not None:
             self._session.write_summary(terminalreporter)
+
+
+def _names(node_ids: Iterable[str]) -> list[str]:
+    """The ids of our own items among those of pytest."""
+    return [node_id.rpartition("::")[2] for node_id in node_ids if f"{SUITE.name}::" in node_id]

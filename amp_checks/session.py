@@ -6,20 +6,25 @@ own conditions and writes. The controller imports no torch: it asks another proc
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from amp_checks import backends, devices, environment, suite
 from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
-from amp_checks.report import FORMATS, github, json_format, summary, terminal
-from amp_checks.report.stream import Stream
+from amp_checks.report import FORMATS, Format, github, json_format, summary, terminal
+from amp_checks.report.stream import Stream, unfinished
+from amp_checks.time_limit import TimeLimit
 
 OUR_ERRORS = {"wrong": 1, "broken": 3, "gate": 4}
 
@@ -33,12 +38,18 @@ class Session:
         self.require_cuda: bool = config.option.amp_require_cuda
         self.results: dict[str, Result] = {}
         self.collected: set[str] = set()
+        self.expected: set[str] = set()
+        self.lost_workers = 0
+        self.complete = True
+        self._on_sigterm = False
         self.others_failed = False
         self.aborted = False
         self.errors: list[str] = []
         self.notes: list[str] = []
         folder: str | None = config.option.amp_report_dir
         self.stream = Stream(config.invocation_params.dir / folder if folder and not self.is_worker else None)
+        limit: float = 0.0 if config.option.usepdb or self.is_controller else config.option.amp_time_limit
+        self.time_limit = TimeLimit(limit, expired=self._expired)
 
     # -- what was asked ------------------------------------------------------------------------------------------------
 
@@ -104,6 +115,7 @@ class Session:
             return
         try:
             self._check_conditions()
+            self._begin()
         except UsageError as error:
             self._abort(str(error))
         except SuiteError as error:
@@ -128,6 +140,30 @@ class Session:
                 if reason is not None:
                     raise UsageError(f"CUDA is required (--require-cuda), but {backend.id} cannot run: {reason}")
 
+    def _begin(self) -> None:
+        """Make ready for an end that is no good one: a report on disk from the start, and SIGTERM as an interrupt."""
+        if self.config.option.collectonly:
+            return
+        with self._noting_errors():
+            replaces = [kind.file for kind in FORMATS.values()]
+            self.stream.begin(environment=self.environment, selection=self._selection(), replaces=replaces)
+        # Whoever cancels a job sends SIGTERM; unhandled, it would take the report along.
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminated)
+            self._on_sigterm = True
+
+    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the report is being written
+        raise KeyboardInterrupt("terminated (SIGTERM)")
+
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """What cannot be written is told at the end; the items go on."""
+        try:
+            yield
+        except SuiteError as error:
+            self.errors.append(str(error))
+
     # -- parallel workers ----------------------------------------------------------------------------------------------
 
     @property
@@ -151,19 +187,10 @@ class Session:
 
     def blame(self, item: str, report: pytest.TestReport) -> None:
         """Put the result of an item whose worker died into its report: it measured nothing, and passes for nothing."""
-        try:
-            backend_id = _backend_of(item)
-        except UsageError:
-            return
-        check, _, case = item.removesuffix(f"-{backend_id}").partition("-")
-        died = Result(
-            check=check,
-            case=case,
-            family="unknown",
-            backend=backend_id,
-            emulated=backend_id.startswith("emulated-"),
-            status=Status.ERROR,
-            message="the worker process died while this item ran (abort, device-side assert, out of memory, kill)",
+        died = unfinished(
+            item,
+            "the worker process died while this item ran (abort, device-side assert, out of memory, kill, time limit: "
+            "its last words are on standard error)",
         )
         report.longrepr = f"{died.describe()}\nrun it again: amp-checks run --item {item}"
         report.amp_results = [json_format.result_to_json(died)]  # type: ignore[attr-defined]
@@ -177,15 +204,22 @@ class Session:
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Take in the items that were chosen to run: each must leave a result."""
+        self.expected.update(names)
+
+    def begins(self, item: str) -> None:
+        """An item of ours begins."""
+        with self._noting_errors():
+            self.stream.note_begun(item)
+
     def add(self, report: pytest.TestReport, entries: Sequence[dict[str, Any]]) -> None:
         """Take in the report of a test, ours or another project's."""
         for entry in entries:
             result = json_format.result_from_json(entry)
             self.results[result.id] = result
-            try:
+            with self._noting_errors():
                 self.stream.write(entry)
-            except SuiteError as error:  # told once, and again should the whole report fail; the items go on
-                self.errors.append(str(error))
         if report.failed and not entries:
             self.others_failed = True
 
@@ -195,21 +229,56 @@ class Session:
 
     def finish(self, session: pytest.Session) -> None:
         """Judge the run as a whole, set the exit status, write the results."""
+        self.time_limit.close()
         if self.is_worker:
             self.config.workeroutput["amp_checks"] = {"collected": sorted(self.collected)}  # type: ignore[attr-defined]
             return
         if self.aborted or self.config.option.collectonly:
             return
-        ended = int(session.exitstatus)
-        complete = ended in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-        if complete:
+        session.exitstatus = self._conclude(int(session.exitstatus), stopped=bool(session.shouldfail))
+        if self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _conclude(self, ended: int, *, stopped: bool) -> int:
+        """Judge and write; the exit status.
+
+        Args:
+            ended: the exit status as pytest has it.
+            stopped: whether the run ended early because enough had failed (-x, --maxfail).
+        """
+        missing = sorted(self.expected - self.results.keys())
+        normal = ended in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        self.complete = normal and not missing and not self.lost_workers
+        if self.complete:
             self.errors += self._unmet()
-        session.exitstatus = self._exit_status(ended)
+        elif ended == pytest.ExitCode.INTERRUPTED:
+            done = len(self.expected) - len(missing)
+            self.errors.append(f"interrupted: {done} of {len(self.expected)} items finished; the rest is not counted")
+        elif self.lost_workers:
+            self.errors.append(
+                f"{self.lost_workers} worker processes died; what they ran last is not counted as passed"
+            )
+        elif missing and not stopped:
+            self.errors.append(f"{len(missing)} items left no result, the first: {missing[0]}")
+        status = self._exit_status(ended, normal=normal, stopped=stopped)
+        written = self._write(complete=self.complete)
+        return status if written else OUR_ERRORS["broken"]
+
+    def _expired(self, item: str) -> None:
+        """End the process, for an item that ran over its time limit: a worker is replaced, a run alone is concluded."""
+        message = f"{item} did not end within {self.time_limit.seconds:g} s (--time-limit)"
+        self.time_limit.say(f"amp-checks: error: {message}")
+        if self.is_worker:
+            os._exit(70)
+        hung = unfinished(item, f"the item did not end within {self.time_limit.seconds:g} s; the run ended with it")
+        self.results[item] = hung
+        self.errors.append(message)
         try:
-            self._write(complete=complete)
-        except (SuiteError, OSError) as error:
-            self.errors.append(str(error))
-            session.exitstatus = OUR_ERRORS["broken"]
+            self._write(complete=False)
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                self.config.get_terminal_writer().flush()
+            os._exit(OUR_ERRORS["broken"])
 
     def _unmet(self) -> list[str]:
         """The conditions that make a green run mean something."""
@@ -240,52 +309,67 @@ class Session:
             unmet.append("CUDA is required (--require-cuda), but no CUDA item ran")
         return unmet
 
-    def _exit_status(self, ended: int) -> int:
-        if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+    def _exit_status(self, ended: int, *, normal: bool, stopped: bool) -> int:
+        if not (normal or stopped):
             return ended
         counts = summary.count(self.results.values())
         if counts[Status.FAILED] or self.others_failed:
             return OUR_ERRORS["wrong"]
-        if counts[Status.ERROR]:
+        if counts[Status.ERROR] or not (self.complete or stopped):
             return OUR_ERRORS["broken"]
         if self.errors:
             return OUR_ERRORS["gate"]
         return ended
 
-    def _write(self, *, complete: bool) -> None:
-        """Write what was asked for: the JSON file, the report folder, and GitHub's own places where it runs us."""
+    def _selection(self) -> dict[str, Any]:
+        return {
+            "backends": [backend.id for backend in self.backends],
+            "families": list(self.families),
+            "full": self.config.option.amp_full,
+            "items": list(self.config.option.amp_item),
+            "require_cuda": self.require_cuda,
+        }
+
+    def _write(self, *, complete: bool) -> bool:
+        """Write what was asked for: the JSON file, the report folder, and GitHub's own places where it runs us.
+
+        Each apart: one that cannot be written, for a full disk say, takes no other with it. Returns whether all were.
+        """
         target: str | None = self.config.option.amp_json
         folder: str | None = self.config.option.amp_report_dir
         step_summary = os.environ.get("GITHUB_STEP_SUMMARY") if self.asked else None
         if not (target or folder or step_summary):
-            return
+            return True
         content = json_format.document(
             self.results.values(),
             environment=self.environment,
-            selection={
-                "backends": [backend.id for backend in self.backends],
-                "families": list(self.families),
-                "full": self.config.option.amp_full,
-                "items": list(self.config.option.amp_item),
-                "require_cuda": self.require_cuda,
-            },
+            selection=self._selection(),
             complete=complete,
+            errors=self.errors,
         )
         start = self.config.invocation_params.dir
+        writes: list[Callable[[], object]] = []
         if target == "-":
-            sys.stdout.write(json_format.dumps(content))
+            writes.append(lambda: sys.stdout.write(json_format.dumps(content)))
         elif target:
-            json_format.write(start / target, content)
-        if folder:
-            for kind in FORMATS.values():
-                if (why := kind.lacks()) is None:
-                    json_format.write_text(start / folder / kind.file, kind.render(content))
-                else:
-                    self.notes.append(f"not written: {why}")
-            self.stream.drop()
+            writes.append(lambda: json_format.write(start / target, content))
+        for kind in FORMATS.values() if folder else ():
+            if (why := kind.lacks()) is None:
+                writes.append(functools.partial(_render, kind, content, start / str(folder)))
+            else:
+                self.notes.append(f"not written: {why}")
         if step_summary:
-            with Path(step_summary).open("a", encoding="utf-8") as file:
-                file.write(FORMATS["markdown"].render(content))
+            writes.append(lambda: _append(Path(step_summary), FORMATS["markdown"].render(content)))
+        failures = []
+        for write in writes:
+            try:
+                write()
+            except (SuiteError, OSError) as error:
+                failures.append(str(error))
+        self.errors += failures
+        if not failures:
+            self.stream.drop()
+        return not failures
 
     def write_summary(self, reporter: pytest.TerminalReporter) -> None:
         """Print the verdict, and what kept the run from one."""
@@ -294,7 +378,8 @@ class Session:
         results = list(self.results.values())
         if results:
             reporter.write_sep("=", "amp_checks")
-            for line in terminal.lines(results, limits=_limits()):
+            told = terminal.lines(results, limits=_limits(), complete=self.complete, errors=self.errors)
+            for line in told:
                 reporter.write_line(line)
         if self.require_cuda:
             cuda = [name for name in self.collected if _on_cuda(_backend_of(name))]
@@ -307,6 +392,20 @@ class Session:
             reporter.write_line(f"amp-checks: note: {note}")
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)
+
+
+def _render(kind: Format, content: dict[str, Any], folder: Path) -> None:
+    """Write one report; a fault in its making is told, and costs no other report."""
+    try:
+        text = kind.render(content)
+    except Exception as error:
+        raise SuiteError(f"{kind.file} could not be made: {type(error).__name__}: {error}") from error
+    json_format.write_text(folder / kind.file, text)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _limits() -> tuple[str, ...]:
@@ -337,7 +436,7 @@ class SuiteFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         for item in self.state.items():
             self.state.collected.add(item.id)
-            yield SuiteItem.from_parent(self, name=item.id, item=item)
+            yield SuiteItem.from_parent(self, name=item.id, item=item, state=self.state)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         if isinstance(excinfo.value, SuiteError):
@@ -348,15 +447,17 @@ class SuiteFile(pytest.File):
 class SuiteItem(pytest.Item):
     """One item of the suite as a pytest item."""
 
-    def __init__(self, *, item: suite.Item, **kwargs: Any) -> None:
+    def __init__(self, *, item: suite.Item, state: Session, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.item = item
+        self.state = state
         for name in suite.markers(item):
             self.add_marker(name)
 
     def runtest(self) -> None:
         try:
-            self.item()
+            with self.state.time_limit.watching(self.item.id):
+                self.item()
         finally:
             if _on_cuda(self.item.backend.id) and (reason := devices.poisoned()) is not None:
                 self._leave(reason)

@@ -180,7 +180,8 @@ def test_results_are_on_disk_before_the_next_item_starts(
     monkeypatch.setattr(Session, "finish", lambda self, session: None)  # as if the run were killed before its end
     run(pytester, "--amp-report-dir", "report")
     lines = (pytester.path / "report" / FILE).read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["id"] for line in lines] == ["check_stub-one-cpu-float16", "check_stub-two-cpu-float16"]
+    told = [entry["id"] for entry in map(json.loads, lines) if "id" in entry]
+    assert told == ["check_stub-one-cpu-float16", "check_stub-two-cpu-float16"]
 
 
 def test_an_interrupted_run_leaves_a_report_marked_incomplete(

@@ -175,6 +175,9 @@ def write_text(path: Path, text: str) -> None:
     # Not tempfile: its files are for their owner alone, and a report is for whoever may read the folder.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, /dev/stdout say, is written to, not replaced
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
@@ -185,15 +188,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a document back.
+    """Read a document back, or what a killed run left of one (`amp_checks.report.stream`).
 
     Raises:
         SuiteError: no such file, not JSON, or not of this schema and version.
     """
+    from amp_checks.report import stream
+
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content: dict[str, Any] = {} if stream.is_stream(text) else json.loads(text)
     except (OSError, ValueError) as error:
         raise SuiteError(f"{path} cannot be read as results: {error}") from error
+    if stream.is_stream(text):
+        return stream.read(path, text)
     if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (SCHEMA, VERSION):
         raise SuiteError(f"{path} holds no results of schema {SCHEMA!r}, version {VERSION}")
     for name, kind in (("results", list), ("environment", dict), ("summary", dict), ("complete", bool)):

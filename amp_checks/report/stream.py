@@ -1,41 +1,134 @@
-"""Results on disk as they come, one JSON line each: what is left when a run is killed."""
+"""Results on disk as they come, one JSON line each: what is left when a run is killed.
+
+The file begins with a line that names its schema and holds environment and selection; then each item leaves a line when
+it begins (``{"begun": id}``) and one with its result. `read` makes a results document of it, marked incomplete.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from amp_checks.core import SuiteError
+from amp_checks import backends
+from amp_checks.core import Result, Status, SuiteError
+from amp_checks.report import json_format
 
 FILE = "results.partial.jsonl"
+SCHEMA = "amp_checks/results.partial"
+VERSION = 1
 
 
 class Stream:
-    """Appends each result to a file in the report folder; the file goes once the whole reports stand beside it."""
+    """Appends to a file in the report folder; the file goes once the whole reports stand beside it.
+
+    Args:
+        folder: the report folder, or None: nothing is written.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / FILE if folder is not None else None
-        self._begun = False
+
+    def begin(self, *, environment: dict[str, Any], selection: dict[str, Any], replaces: Iterable[str]) -> None:
+        """Start the file, and remove the reports of an earlier run, which would outlive this one if it were killed.
+
+        Args:
+            environment: as in a results document.
+            selection: the same.
+            replaces: names of the reports in the folder that this run will write.
+
+        Raises:
+            SuiteError: the folder cannot be written to; told once, results are let go.
+        """
+        if self._path is None:
+            return
+        head = {"schema": SCHEMA, "version": VERSION, "environment": environment, "selection": selection}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for name in replaces:
+                (self._path.parent / name).unlink(missing_ok=True)
+            self._write(head, mode="w")
+        except OSError as error:
+            self._give_up(error)
+
+    def note_begun(self, item: str) -> None:
+        """Put on disk that the item begins, before it does: should it take the process with it, it is named.
+
+        Raises:
+            SuiteError: as `begin`.
+        """
+        self._append({"begun": item})
 
     def write(self, entry: dict[str, Any]) -> None:
         """Put one result, as `json_format.result_to_json` gives it, on disk before the next item starts.
 
         Raises:
-            SuiteError: the folder cannot be written to; told once, later results are let go.
+            SuiteError: as `begin`.
         """
+        self._append(entry)
+
+    def _append(self, entry: dict[str, Any]) -> None:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a" if self._begun else "w", encoding="utf-8") as file:
-                file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+            self._write(entry, mode="a")
         except OSError as error:
-            path, self._path = self._path, None
-            raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
-        self._begun = True
+            self._give_up(error)
+
+    def _write(self, entry: dict[str, Any], *, mode: str) -> None:
+        assert self._path is not None
+        with self._path.open(mode, encoding="utf-8") as file:
+            file.write(json.dumps(json_format.encode(entry), ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _give_up(self, error: OSError) -> None:
+        path, self._path = self._path, None
+        raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
 
     def drop(self) -> None:
         """Remove the file: the reports are complete."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+
+def unfinished(item: str, message: str) -> Result:
+    """The result of an item that ended without one: it measured nothing, and passes for nothing."""
+    backend = max((name for name in backends.IDS if item.endswith(f"-{name}")), key=len, default="unknown")
+    check, _, case = item.removesuffix(f"-{backend}").partition("-")
+    return Result(
+        check=check,
+        case=case,
+        family="unknown",
+        backend=backend,
+        emulated=backend.startswith("emulated-"),
+        status=Status.ERROR,
+        message=message,
+    )
+
+
+def is_stream(text: str) -> bool:
+    """Whether that is the text of such a file."""
+    return text.startswith(f'{{"schema": "{SCHEMA}"')
+
+
+def read(path: Path, text: str) -> dict[str, Any]:
+    """A results document of what a killed run left: incomplete, items that had begun and not finished as errors.
+
+    Raises:
+        SuiteError: another version, or a line that is no result; a last line that was cut short is let go.
+    """
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    try:
+        head, *entries = [json.loads(line) for line in whole]
+        if head["version"] != VERSION:
+            raise SuiteError(f"{path} is of version {head['version']!r} of {SCHEMA!r}, not {VERSION}")
+        results = {entry["id"]: json_format.result_from_json(entry) for entry in entries if "begun" not in entry}
+        begun = [entry["begun"] for entry in entries if "begun" in entry]
+        environment, selection = head["environment"], head["selection"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SuiteError(f"{path} cannot be read as results: {type(error).__name__}: {error}") from error
+    for item in begun:
+        results.setdefault(item, unfinished(item, "the run ended while this item ran"))
+    return json_format.document(results.values(), environment=environment, selection=selection, complete=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from amp_checks.core import Result, Status
@@ -18,12 +19,16 @@ _COLUMNS = (
 )
 
 
-def lines(results: Sequence[Result], *, limits: Sequence[str] = ()) -> list[str]:
+def lines(
+    results: Sequence[Result], *, limits: Sequence[str] = (), complete: bool = True, errors: Sequence[str] = ()
+) -> list[str]:
     """The whole summary, one string a line.
 
     Args:
         results: of one run.
         limits: what emulated results do not say, printed where there are any.
+        complete: as for `amp_checks.report.summary.verdict`.
+        errors: the same.
     """
     summary = summaries.summarise(results)
     told = [*_table(summary), ""]
@@ -36,7 +41,7 @@ def lines(results: Sequence[Result], *, limits: Sequence[str] = ()) -> list[str]
         told += [f"  - {limit}" for limit in limits]
         told.append("")
     told.append(f"{summary['planted']} faults planted, {summary['caught']} caught, here, on {_devices(summary)}")
-    told.append(summaries.verdict(results))
+    told.append(summaries.verdict(results, complete=complete, errors=errors))
     return told
 
 
@@ -50,13 +55,10 @@ def _table(summary: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _known(by_reason: Mapping[str, Sequence[Result]]) -> list[str]:
-    """One line per reason, with one of its findings; the JSON report has them all."""
-    told = []
-    for reason, same in by_reason.items():
-        told.append(f"{reason} [{len(same)} items]")
-        told.append(f"  e.g. {same[0].id}: {same[0].failures[0].describe()}")
-    return told
+def _known(results: Sequence[Result]) -> list[str]:
+    """One line per reason; the other formats have the findings."""
+    reasons = Counter(result.message.partition(": ")[2] for result in results)
+    return [f"{reason} [{items} items]" for reason, items in sorted(reasons.items())]
 
 
 def _devices(summary: dict[str, Any]) -> str:
