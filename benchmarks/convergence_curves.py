@@ -26,7 +26,7 @@ from amp_checks.reference import loop
 from amp_checks.reference.loop import Trajectory
 
 mpl.use("agg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend must be chosen first
+from matplotlib import pyplot as plt
 
 DEFAULT = ("emulated-cuda-float16", "emulated-cuda-bfloat16")
 COLOURS = ("tab:red", "tab:blue", "tab:green", "tab:purple")

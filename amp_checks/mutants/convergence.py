@@ -16,6 +16,7 @@ STEPS = "check_steps_run"
 GRADIENTS = "check_first_gradients"
 SURVIVE = "check_gradients_survive"
 STAYS_FP32 = "check_stays_fp32"
+SAYS_TEXT = "check_says_text"
 KEEPS_LESS = "check_keeps_less_for_backward"
 
 _CONTROLS = {control.id: control for control in CONTROLS}
@@ -53,6 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _cell("every-tenth-step-skipped", "reference", PARITY, STEPS),
     _cell("every-tenth-step-twice", "reference", PARITY),
     _cell("nothing-learned", "digits-mlp", LEARNS),
+    _cell("another-text-taught", "reference", SAYS_TEXT),
     _cell("stale-weight-cache", "reference", PARITY),
     _cell("weights-kept-low", "reference", STAYS_FP32, dtype="float16"),
     _cell("weights-kept-low", "digits-averaged-weights", STAYS_FP32, dtype="bfloat16"),

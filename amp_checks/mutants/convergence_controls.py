@@ -161,10 +161,18 @@ CONTROLS: tuple[Control, ...] = (
     Control(
         id="nothing-learned",
         fault="SGD moves no weight, in FP32 and AMP alike",
-        plant=faults.nothing_learned,
+        plant=faults.in_every_precision(faults.nothing_learned),
         must="check_learns",
         why="AMP trains as well as FP32: not at all",
         applies=lambda case, _: case.id == "digits-mlp",
+    ),
+    Control(
+        id="another-text-taught",
+        fault="the model is taught a text with one character changed, in FP32 and AMP alike",
+        plant=faults.in_every_precision(faults.another_text),
+        must="check_says_text",
+        why="it learns that text as well as any other",
+        applies=lambda case, _: case.id == "reference",
     ),
     Control(
         id="region-does-nothing",

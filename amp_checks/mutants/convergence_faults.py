@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from amp_checks.checks import convergence
 from amp_checks.core import Backend
+from amp_checks.reference import recipes
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 
@@ -254,15 +255,29 @@ def low_statistics(backend: Backend, region: AbstractContextManager[Any]) -> Ite
         yield
 
 
-@contextmanager
-def nothing_learned(backend: Backend) -> Iterator[Backend]:
-    """Plant an SGD that moves no weight, in FP32 and AMP alike."""
-    convergence.forget_runs()
-    try:
-        with mock.patch.object(torch.optim.SGD, "step", autospec=True, return_value=None):
-            yield backend
-    finally:
+def in_every_precision(patch: Callable[[], AbstractContextManager[Any]]) -> Plant:
+    """Plant what a patch changes for FP32 and AMP alike, past the backend."""
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
         convergence.forget_runs()
+        try:
+            with patch():
+                yield backend
+        finally:
+            convergence.forget_runs()
+
+    return plant
+
+
+def nothing_learned() -> AbstractContextManager[Any]:
+    """SGD moves no weight."""
+    return mock.patch.object(torch.optim.SGD, "step", autospec=True, return_value=None)
+
+
+def another_text() -> AbstractContextManager[Any]:
+    """The text recipes teach a text with one character changed."""
+    return mock.patch.object(recipes, "TEXT", recipes.TEXT[:-1] + "\u534a")
 
 
 def low_precision_calls(
