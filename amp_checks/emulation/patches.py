@@ -60,7 +60,7 @@ def _lazy_init(region: Region, original: Any, args: Any, kwargs: Any) -> None:
         module = frame.f_globals.get("__name__", "torch")
         raise NotEmulated(
             f"{module}.{frame.f_code.co_name}",
-            f"it needs the {region.device_type} runtime; call it only where "
+            f"it needs the {region.device_type} runtime, which is not there; call it only where "
             f"torch.{region.device_type}.is_available() is True",
         )
 
@@ -83,7 +83,7 @@ def _refusal(refusal: Refusal) -> Replace:
         if region is None or region.inside_op or not refusal.applies(region.device_type, args, kwargs):
             return
         caller = sys._getframe(2).f_globals.get("__name__", "")
-        if caller.partition(".")[0] != "torch":  # torch's own use (scripts of its decompositions) is no wish of the user's
+        if refusal.stands_for_user or caller.partition(".")[0] != "torch":
             raise NotEmulated(refusal.title, refusal.instead)
 
     def replace(original: Any, current: Current) -> Any:
@@ -172,8 +172,9 @@ def _table() -> Iterator[tuple[Any, str, Replace]]:
     """``(owner, attribute, replacement)``; an owner that is a dict has its item replaced."""
     yield torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
     yield torch.cuda, "is_bf16_supported", _constant(True)
-    for module in (torch.cuda, torch.xpu, torch.mtia):
-        yield module, "_lazy_init", _when_inside(_lazy_init)
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith(("torch.cuda", "torch.xpu", "torch.mtia")) and "_lazy_init" in vars(module):
+            yield module, "_lazy_init", _when_inside(_lazy_init)
     yield torch.autograd, "_engine_run_backward", _when_inside(_engine_run_backward)
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     yield checks, "default", _when_inside(_tensor_metadata)

@@ -28,8 +28,6 @@ class Plan(enum.Enum):
     SKIP = "skip"
     """No rule can apply: run on the CPU tensors as they are."""
     EMULATE = "emulate"
-    REFUSE = "refuse"
-    """TorchScript, whose ops would pass unseen."""
 
 
 _PASSED_METHODS = (
@@ -65,8 +63,6 @@ _PASSED = frozenset(
         *_PASSED_FUNCTIONS,
     }
 )
-
-_SCRIPTED = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
 _OPERATORS = {
     "__radd__": "add",
@@ -117,8 +113,6 @@ def plan(func: Callable[..., Any], rules: frozenset[str]) -> Plan:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__") or func in _PASSED:
         return Plan.PASS
-    if isinstance(func, _SCRIPTED):
-        return Plan.REFUSE
     if isinstance(func, torch._ops.OpOverload):
         return Plan.SKIP if func.namespace == "aten" and _op_is_harmless(func.name(), rules) else Plan.EMULATE
     if isinstance(func, torch._ops.OpOverloadPacket):

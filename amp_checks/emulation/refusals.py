@@ -14,11 +14,16 @@ import torch
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Attribute ``name`` of ``owner`` is refused inside a region; ``applies`` may look at the arguments first."""
+    """Attribute ``name`` of ``owner`` is refused inside a region; ``applies`` may look at the arguments first.
+
+    What torch's own code asks for is no wish of the user's (decompositions are scripted when they are first needed),
+    unless it ``stands_for_user``: modules call the user's scripted forward.
+    """
 
     owner: Any
     name: str
     instead: str
+    stands_for_user: bool = False
     applies: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] = lambda device_type, args, kwargs: True
 
     @property
@@ -27,8 +32,13 @@ class Refusal:
 
 
 def _names_the_device(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device", args[0] if args else device_type)
-    return torch.device(device).type == device_type if isinstance(device, str | torch.device) else True
+    device = kwargs.get("device", args[0] if args else "cpu")
+    return isinstance(device, str | torch.device) and torch.device(device).type == device_type
+
+
+def _in_autocast(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    del args, kwargs
+    return torch.is_autocast_enabled(device_type)
 
 
 _STREAMS = "there are no streams: ops run in order on the CPU; leave it out where torch.cuda.is_available() is False"
@@ -47,7 +57,7 @@ REFUSALS: tuple[Refusal, ...] = (
             "Stream ExternalStream Event CUDAGraph current_stream default_stream set_stream synchronize"
         ).split()
     ),
-    *(Refusal(owner=torch, name=name, instead=_STREAMS, applies=_names_the_device) for name in ("Stream", "Event")),
+    *(Refusal(owner=torch, name=name, instead=_STREAMS) for name in ("Stream", "Event")),
     *(
         Refusal(owner=torch.cuda, name=name, instead=_INDEX)
         for name in ("set_device", "current_device", "device", "device_of")
@@ -59,5 +69,9 @@ REFUSALS: tuple[Refusal, ...] = (
         applies=_names_the_device,
     ),
     *(Refusal(owner=torch.jit, name=name, instead=_SCRIPT) for name in ("script", "trace", "trace_module")),
+    *(
+        Refusal(owner=kind, name="__call__", instead=_SCRIPT, applies=_in_autocast, stands_for_user=True)
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    ),
     *(Refusal(owner=torch.cuda, name=f"{kind}Tensor", instead=_LEGACY) for kind in _LEGACY_TENSORS),
 )

@@ -96,8 +96,6 @@ class Region(TorchFunctionMode):
                 return func(*args, **kwargs)
             with private.force_keys(private.include_set(), private.exclude_set() | engine.hidden_keys):
                 return func(*args, **kwargs)
-        if plan is Plan.REFUSE:
-            raise NotEmulated(f"the TorchScript function {func.__name__}", "call the Python function or module itself")
         if not holds_tensor(args) and not holds_tensor(kwargs.values()):
             return func(*args, **kwargs)
         before, self.inside_op = self.inside_op, True
