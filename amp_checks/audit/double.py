@@ -19,6 +19,7 @@ _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
+_SET_GRADIENT = Tensor.grad.__set__  # type: ignore[attr-defined]
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 
@@ -32,6 +33,8 @@ class DoubleMode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _SETTERS or func in _ENGINE:
+            if func == _SET_GRADIENT and isinstance(args[1], Tensor):
+                args = (args[0], args[1].to(args[0].dtype))
             return func(*args, **kwargs)
         if func in _CONVERSIONS:
             return args[0].double()

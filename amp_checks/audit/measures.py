@@ -44,6 +44,16 @@ def low_dtype(trace: Trace) -> torch.dtype | None:
     return torch.bfloat16 if torch.bfloat16 in found else torch.float16
 
 
+_DRAWING = {f"aten::{name}" for name in ("rand_like", "randn_like", "normal_", "uniform_", "exponential_", "bernoulli")}
+
+
+def draws_in_16_bits(trace: Trace) -> bool:
+    """Whether forward drew 16-bit random numbers: other ones than float32 and float64 draw from the same seed."""
+    return any(
+        not op.backward and op.name.partition(".")[0] in _DRAWING and op.outputs[0].itemsize == 2 for op in trace.ops
+    )
+
+
 def reference(evidence: Evidence) -> Trace:
     """The float64 run, or where there is none the float32 one."""
     return evidence.fp64 if evidence.fp64 is not None else evidence.fp32
@@ -61,7 +71,7 @@ def ratios(evidence: Evidence) -> dict[str, float]:
     low = low_dtype(evidence.amp)
     exact = reference(evidence)
     found: dict[str, float] = {}
-    if low is None or evidence.amp.failure is not None:
+    if low is None or evidence.amp.failure is not None or draws_in_16_bits(evidence.amp):
         return found
     largest = max((value.norm().item() for value in exact.gradients.values()), default=0.0)
     for name, actual in evidence.amp.gradients.items():
@@ -78,7 +88,10 @@ def ratios(evidence: Evidence) -> dict[str, float]:
 
 
 def bias(evidence: Evidence) -> float | None:
-    """Relative size of AMP's gradients along the reference's, less 1; None where there is nothing to compare."""
+    """Relative size of AMP's gradients along the reference's, less 1; None where there is nothing to compare.
+
+    A wrong factor is common to all gradients: where what is left beside it is larger than the bias, there is none (0.0).
+    """
     exact = reference(evidence).gradients
     pairs = [
         (actual, exact[name])
@@ -86,16 +99,18 @@ def bias(evidence: Evidence) -> float | None:
         if name in exact and exact[name].shape == actual.shape
     ]
     size = sum((expected * expected).sum().item() for _, expected in pairs)
-    if not pairs or not size or low_dtype(evidence.amp) is None:
+    if not pairs or not size or low_dtype(evidence.amp) is None or draws_in_16_bits(evidence.amp):
         return None
-    return sum((actual * expected).sum().item() for actual, expected in pairs) / size - 1.0
+    factor = sum((actual * expected).sum().item() for actual, expected in pairs) / size
+    rest = sum(((actual - factor * expected) ** 2).sum().item() for actual, expected in pairs)
+    return factor - 1.0 if abs(factor - 1.0) > math.sqrt(rest / size) else 0.0
 
 
 def loss_ratio(evidence: Evidence) -> float | None:
     """Error of the first loss in the unit of `GRADIENT_ERROR`; None where there is nothing to compare."""
     low = low_dtype(evidence.amp)
     runs = (evidence.amp, reference(evidence), evidence.fp32)
-    if low is None or not all(trace.losses for trace in runs):
+    if low is None or draws_in_16_bits(evidence.amp) or not all(trace.losses for trace in runs):
         return None
     actual, expected, full = (trace.losses[0][1] for trace in runs)
     if not all(map(math.isfinite, (actual, expected, full))) or expected == 0.0:

@@ -101,6 +101,7 @@ class OpWatch:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.quiet = False
+        self.inside_emulation = 0
         self.modules: list[str] = []
         self.functions: list[str] = []
         self.made: dict[int, Op | str] = {}
@@ -215,7 +216,7 @@ class OpWatch:
             elements=first.numel(),
             in_place=facts.changes,
         )
-        if facts.cast:
+        if facts.cast and not self.inside_emulation:
             made = self.made.get(tensors[0].data_ptr()) if tensors else None
             if isinstance(made, Op) and made.is_cast and made.inputs:
                 op.from_cast = made.inputs[0]

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 
 from amp_checks import _torch_private as private
 from amp_checks.audit.trace import Kind
+from amp_checks.emulation import numerics, shims
 
 if TYPE_CHECKING:
     from amp_checks.audit.watch import Watch
@@ -34,6 +35,7 @@ class _Replaced:
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
+        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def method(self, owner: Any, name: str, make: Callable[[Method], Method]) -> None:
         """Replace ``owner.name`` by ``make(original)``."""
@@ -45,9 +47,18 @@ class _Replaced:
             replacement = functools.wraps(original)(make(original))
         setattr(owner, name, replacement)
 
+    def item(self, owner: dict[Any, Any], key: Any, make: Callable[[Method], Method]) -> None:
+        """Replace ``owner[key]`` by ``make(original)``."""
+        original = owner[key]
+        self._items.append((owner, key, original))
+        owner[key] = make(original)
+
     def restore(self) -> None:
         while self._saved:
             setattr(*self._saved.pop())
+        while self._items:
+            owner, key, original = self._items.pop()
+            owner[key] = original
 
 
 def _called_by_torch() -> bool:
@@ -67,6 +78,7 @@ def watched(watch: Watch) -> Iterator[None]:
         _watch_scaler(replaced, watch)
         _watch_regions(replaced, watch)
         _watch_engine(replaced, watch)
+        _watch_emulation(replaced, watch)
         _watch_others(replaced, watch)
         yield
     finally:
@@ -174,6 +186,24 @@ def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
 
     owner, name = private.backward_engine()
     replaced.method(owner, name, run)
+
+
+def _watch_emulation(replaced: _Replaced, watch: Watch) -> None:
+    """Casts that the emulation makes to run an op are no casts of the program."""
+
+    def inside(original: Method) -> Method:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            watch.ops.inside_emulation += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                watch.ops.inside_emulation -= 1
+
+        return replacement
+
+    replaced.method(numerics, "run", inside)
+    for op in tuple(shims.SHIMS):
+        replaced.item(shims.SHIMS, op, inside)
 
 
 def _watch_others(replaced: _Replaced, watch: Watch) -> None:

@@ -13,6 +13,7 @@ from amp_checks.audit import rules
 from amp_checks.audit.convergence import compare_seeds
 from amp_checks.audit.diagnostics import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
+from amp_checks.audit.measures import draws_in_16_bits
 from amp_checks.audit.runs import Evidence, gather
 from amp_checks.audit.training import AuditCase
 from amp_checks.core import Backend, first_line
@@ -100,7 +101,9 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     skipped = sum(facts for facts in trace.first_real.values())
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
-    if evidence.no_fp64:
+    if draws_in_16_bits(trace):
+        summary["reference"] = "none: the program draws 16-bit random numbers, which float32 does not repeat"
+    elif evidence.no_fp64:
         summary["reference"] = f"float32: {evidence.no_fp64}"
     elif evidence.fp64 is not None:
         summary["reference"] = "float64"

@@ -67,6 +67,8 @@ def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
 def no_gradient(evidence: Evidence) -> Iterator[Found]:
     """The forward reads the parameter, its optimizer steps, and float64 has a gradient for it: under AMP it gets none."""
     trace = evidence.amp
+    if trace.failure is not None:
+        return
     reference = evidence.fp64 if evidence.fp64 is not None else evidence.fp32
     for name, facts in trace.parameters.items():
         if facts.trained and facts.read and not facts.stepped and not facts.skipped and name in reference.gradients:
