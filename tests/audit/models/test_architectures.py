@@ -1,0 +1,119 @@
+"""Real architectures: no crash, no false alarm; and a fault planted in one of their modules is placed on that module."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, Architecture, loss, move
+from torch import nn
+
+from amp_checks import backends
+from amp_checks.audit import AuditCase, Report, Severity, Training, audit
+
+
+def _case(architecture: Architecture, plant: Any = None) -> AuditCase:
+    def build(device: str, dtype: torch.dtype) -> Training:
+        model = architecture.build()
+        if plant is not None:
+            plant(model, dtype)
+        model.to(device).train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**8, enabled=dtype is torch.float16)
+
+        def step(batch: Any) -> None:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype):
+                value = loss(model, batch)
+            scaler.scale(value).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return Training(model=model, step=step, batches=[move(architecture.batch(), device) for _ in range(2)])
+
+    return AuditCase(id=architecture.id, build=build)
+
+
+def _audit(case: AuditCase, backend: str) -> Report:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return audit(case, backends.backend(backend))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "backend"),
+    [pytest.param(one, backend, id=f"{one.id}-{backend}") for one in ARCHITECTURES for backend in one.backends],
+)
+def test_no_crash_and_no_false_alarm(architecture: Architecture, backend: str) -> None:
+    report = _audit(_case(architecture), backend)
+    alarms = [(one.rule, one.place, one.message) for one in report.diagnostics if one.severity is not Severity.NOTE]
+    assert alarms == []
+
+
+class _Overflowing(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs) * 1e5 * 1e5
+
+
+class _TinyEps(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.inner(*args, **kwargs)
+        return out / (out.abs().mean(-1, keepdim=True) + 1e-8)
+
+
+class _HalfBuffer(nn.Module):
+    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("table", torch.ones(1, dtype=dtype))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs) * self.table
+
+
+def _last_linear(model: nn.Module) -> str:
+    """A linear layer late in the model whose output is used as a tensor."""
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    return names[-1] if names else [name for name, module in model.named_modules() if type(module) is nn.Conv2d][-1]
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+PLANTS = {
+    "overflow": ("non-finite-loss", lambda inner, dtype: _Overflowing(inner)),
+    "eps": ("constant-does-not-exist", lambda inner, dtype: _TinyEps(inner)),
+    "buffer": ("16-bit-buffer", _HalfBuffer),
+}
+KINDS = {architecture.kind: architecture for architecture in reversed(ARCHITECTURES)}
+
+
+@pytest.mark.parametrize("fault", PLANTS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_planted_fault_is_placed_on_its_module(kind: str, fault: str) -> None:
+    architecture = KINDS[kind]
+    rule, wrap = PLANTS[fault]
+    planted: list[str] = []
+
+    def plant(model: nn.Module, dtype: torch.dtype) -> None:
+        name = _last_linear(model)
+        planted[:] = [name]
+        _replace(model, name, wrap(model.get_submodule(name), dtype))  # type: ignore[no-untyped-call]
+
+    report = _audit(_case(architecture, plant), "emulated-cuda-float16")
+    found = [one for one in report.diagnostics if one.rule == rule]
+    assert planted[0] in {one.module for one in found}, [(one.rule, one.place) for one in report.diagnostics]
