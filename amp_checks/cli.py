@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from amp_checks import __version__, audit, backends, suite
+from amp_checks import __version__, audit, backends, suite, time_limit
 from amp_checks.core import SuiteError, UsageError
 from amp_checks.report import FORMATS, diff
 
@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
     run.add_argument("--json", metavar="FILE", help="write the results there ('-': standard output)")
     run.add_argument("--report-dir", metavar="DIR", help="write every report format into that folder")
-    run.add_argument("--time-limit", type=float, metavar="SECONDS", help="end an item that runs longer, and name it")
+    run.add_argument(
+        "--time-limit", type=time_limit.seconds, metavar="SECONDS", help="end an item that runs longer, and name it"
+    )
     run.add_argument("-n", "--workers", metavar="N", help="parallel workers, a number or auto (needs pytest-xdist)")
     run.add_argument("-k", metavar="EXPRESSION", help="only items whose id matches, as in pytest")
     run.add_argument("-m", metavar="MARKERS", help="only items so marked (cuda, cpu, emulated), as in pytest")

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from amp_checks import time_limit
+
 if TYPE_CHECKING:
     from amp_checks.session import Session
 
 SUITE = Path(__file__).parent / "conformance" / "suite.amp"
-TIME_LIMIT = 600.0
-"""Seconds that one item may take; the slowest takes some ten."""
-
 _RESULTS = pytest.StashKey[list[Any]]()
 
 
@@ -45,18 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--amp-expect-torch", metavar="VERSION", help="fail unless torch is of this version")
     group.addoption(
         "--amp-time-limit",
-        type=_seconds,
-        default=TIME_LIMIT,
+        type=time_limit.seconds,
+        default=time_limit.SECONDS,
         metavar="SECONDS",
-        help=f"end an item that runs longer, and name it; 0 for no limit (default: {TIME_LIMIT:g})",
+        help=f"end an item that runs longer, and name it; 0 for no limit (default: {time_limit.SECONDS:g})",
     )
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.0 <= seconds < float("inf"):
-        raise ValueError(text)
-    return seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:

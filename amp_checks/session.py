@@ -348,24 +348,24 @@ class Session:
             errors=self.errors,
         )
         start = self.config.invocation_params.dir
-        writes: list[Callable[[], object]] = []
-        if target == "-":
-            writes.append(lambda: sys.stdout.write(json_format.dumps(content)))
-        elif target:
-            writes.append(lambda: json_format.write(start / target, content))
+        files: list[Callable[[], object]] = []
+        if target and target != "-":
+            files.append(lambda: json_format.write(start / target, content))
         for kind in FORMATS.values() if folder else ():
             if (why := kind.lacks()) is None:
-                writes.append(functools.partial(_render, kind, content, start / str(folder)))
+                files.append(functools.partial(_render, kind, content, start / str(folder)))
             else:
                 self.notes.append(f"not written: {why}")
+        failures = _try_all(files)
+        if failures:
+            content |= {"complete": False, "errors": [*self.errors, *failures]}
+            _try_all(files)  # those that can be written say that others could not
+        last: list[Callable[[], object]] = []
+        if target == "-":
+            last.append(lambda: sys.stdout.write(json_format.dumps(content)))
         if step_summary:
-            writes.append(lambda: _append(Path(step_summary), FORMATS["markdown"].render(content)))
-        failures = []
-        for write in writes:
-            try:
-                write()
-            except (SuiteError, OSError) as error:
-                failures.append(str(error))
+            last.append(lambda: _append(Path(step_summary), FORMATS["markdown"].render(content)))
+        failures += _try_all(last)
         self.errors += failures
         if not failures:
             self.stream.drop()
@@ -392,6 +392,17 @@ class Session:
             reporter.write_line(f"amp-checks: note: {note}")
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)
+
+
+def _try_all(writes: Iterable[Callable[[], object]]) -> list[str]:
+    """Call each; what those say that cannot write."""
+    failures = []
+    for write in writes:
+        try:
+            write()
+        except (SuiteError, OSError) as error:
+            failures.append(str(error))
+    return failures
 
 
 def _render(kind: Format, content: dict[str, Any], folder: Path) -> None:

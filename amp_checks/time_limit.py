@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+
+SECONDS = 600.0
+"""Default limit of one item; the slowest takes some ten seconds."""
 
 GRACE = 15.0
 """Seconds after the limit at which a process ends whose watching thread did not get the interpreter."""
 
 REPORTING = 120.0
 """Seconds for that thread, once it runs, to leave a report."""
+
+
+def seconds(text: str) -> float:
+    """A limit as an option gives it.
+
+    Raises:
+        ValueError: no number, negative or not finite.
+    """
+    limit = float(text)
+    if not 0.0 <= limit < math.inf:
+        raise ValueError(text)
+    return limit
 
 
 class TimeLimit:

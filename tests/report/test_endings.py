@@ -22,7 +22,7 @@ from stubs import StubCase
 
 from amp_checks import cli
 from amp_checks.core import Status, SuiteError
-from amp_checks.report import FORMATS, json_format
+from amp_checks.report import FORMATS, Format, json_format
 from amp_checks.report.stream import FILE, Stream
 
 PATIENCE = 120.0
@@ -225,6 +225,8 @@ def test_a_full_disk_costs_no_report_that_still_fits(pytester: pytest.Pytester, 
             assert (pytester.path / file).stat().st_size > 0
     content = json.loads((pytester.path / "out.json").read_text(encoding="utf-8"))
     assert [entry["status"] for entry in content["results"]] == ["passed", "passed"]
+    assert content["complete"] is (full == FILE)
+    assert any("No space left on device" in error for error in content["errors"])
     left = {file.name for file in folder.iterdir()}
     assert not any(name.endswith(".part") for name in left)
     assert (FILE in left) is (full != FILE or (folder / FILE).is_symlink())
@@ -244,14 +246,11 @@ def _keep(pytester: pytest.Pytester, name: str) -> None:
 def test_a_report_that_cannot_be_made_costs_no_other(
     pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(content: dict[str, Any]) -> str:
-        raise KeyError("torch")
-
-    monkeypatch.setattr("amp_checks.report.junit.render", fail)
+    monkeypatch.setitem(FORMATS, "junit", Format(file="junit.xml", module="no_such"))
     stub_suite([StubCase(id="one")])
     done = run_here(pytester, "--amp-report-dir", "report")
     assert done.ret == 3
-    done.stdout.fnmatch_lines(["amp-checks: error: junit.xml could not be made: KeyError: 'torch'"])
+    done.stdout.fnmatch_lines(["amp-checks: error: junit.xml could not be made: ModuleNotFoundError: *no_such'"])
     assert (pytester.path / "report" / "summary.md").exists()
     assert (pytester.path / "report" / FILE).exists()
 
