@@ -67,11 +67,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op to which `applies` says yes in float32, and round its result."""
-    saver = _Saver(keeps_statistics=op is _ATTENTION)
+    hooked = torch.is_grad_enabled() and private.saved_tensors_hooks_allowed()
+    saver = _Saver(hooked=hooked, keeps_statistics=op is _ATTENTION)
     wide = [saver.widen(value) for value in args]
     named = {name: saver.widen(value) for name, value in kwargs.items()} if kwargs else kwargs
     dtype = saver.dtype
-    if not (saver.needed and private.saved_tensors_hooks_allowed()):
+    if not saver.needed:
         return op(*wide, **named).to(dtype)
     saver.outer = private.top_saved_tensors_hooks()
     private.push_saved_tensors_hooks(saver.pack, _unpack)
@@ -155,11 +156,12 @@ def _unpack(packed: Any) -> Tensor:
 class _Saver:
     """Chooses what one op saves for backward."""
 
-    __slots__ = ("_awaited", "_originals", "dtype", "keeps_statistics", "needed", "outer")
+    __slots__ = ("_awaited", "_originals", "dtype", "hooked", "keeps_statistics", "needed", "outer")
 
     dtype: torch.dtype
 
-    def __init__(self, *, keeps_statistics: bool) -> None:
+    def __init__(self, *, hooked: bool, keeps_statistics: bool) -> None:
+        self.hooked = hooked
         self.keeps_statistics = keeps_statistics
         self.needed = False
         self.outer: Hooks | None = None
@@ -172,9 +174,9 @@ class _Saver:
                 return value
             self.dtype = value.dtype
             wide = value.float()
-            if wide.requires_grad:
-                self.needed = True
-            self._originals[wide.data_ptr()] = (wide, value)
+            if self.hooked:
+                self.needed = self.needed or wide.requires_grad
+                self._originals[wide.data_ptr()] = (wide, value)
             return wide
         if isinstance(value, list | tuple):
             return [self.widen(item) for item in value]
