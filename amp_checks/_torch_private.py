@@ -345,3 +345,50 @@ def is_aliasing(op: Any) -> bool:
 def is_mutating(op: Any) -> bool:
     """Whether an overload changes an argument."""
     return bool(op._schema.is_mutable)
+
+
+# --- Gradient scaling: the kernels under a scaler, and what of it only optimizers and torch's own tests read. ---------
+
+_check_and_unscale = _private("_amp_foreach_non_finite_check_and_unscale_", "to test the check of gradients by itself")
+_update_scale = _private("_amp_update_scale_", "to test the update of scale and growth tracker by itself")
+
+
+def check_and_unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
+    """Multiply gradients by ``inverse`` in place; set ``found_inf`` where one has inf or NaN: unscale_'s kernel."""
+    _check_and_unscale(gradients, found_inf, inverse)
+
+
+def update_scale(
+    scale: torch.Tensor,
+    tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+) -> torch.Tensor:
+    """Grow or back off ``scale``, count in ``tracker``, in place; returns ``scale``. The kernel of update."""
+    updated: torch.Tensor = _update_scale(scale, tracker, found_inf, growth_factor, backoff_factor, growth_interval)
+    return updated
+
+
+def found_inf_per_device(scaler: Any, optimizer: torch.optim.Optimizer) -> dict[torch.device, torch.Tensor]:
+    """The inf flags of an optimizer, as an optimizer that is handed the scaler reads them."""
+    flags: dict[torch.device, torch.Tensor] = scaler._found_inf_per_device(optimizer)
+    return flags
+
+
+def check_inf_per_device(scaler: Any, optimizer: torch.optim.Optimizer) -> dict[torch.device, torch.Tensor]:
+    """Look for inf without unscaling, as for optimizers that scale by themselves; gives the flags."""
+    flags: dict[torch.device, torch.Tensor] = scaler._check_inf_per_device(optimizer)
+    return flags
+
+
+def get_growth_tracker(scaler: Any) -> int:
+    """The tracker of a scaler that gives no state because it is disabled."""
+    tracker: int = scaler._get_growth_tracker()
+    return tracker
+
+
+def set_growth_tracker(scaler: Any, tracker: torch.Tensor | None) -> None:
+    """Tamper with a scaler, to see whether it notices."""
+    scaler._growth_tracker = tracker

@@ -1,4 +1,4 @@
-"""Single calls: constructing a scaler, what ``scale`` makes of its argument, and stories that need code of their own."""
+"""Single calls: constructing a scaler, what ``scale`` makes of its argument, and stories with code of their own."""
 
 from __future__ import annotations
 
@@ -92,15 +92,11 @@ _UNCHECKED = "observed on 2.13.0: accepted"
 CONSTRUCTIONS: tuple[ConstructCase, ...] = (
     ConstructCase(id="construct-defaults", behaviours=(1, 5)),
     *(
-        ConstructCase(
-            id=f"construct-growth-factor-{value:g}", settings=(("growth_factor", value),), error=_GROWTH
-        )
+        ConstructCase(id=f"construct-growth-factor-{value:g}", settings=(("growth_factor", value),), error=_GROWTH)
         for value in (1.0, 0.5, -INF)
     ),
     *(
-        ConstructCase(
-            id=f"construct-backoff-factor-{value:g}", settings=(("backoff_factor", value),), error=_BACKOFF
-        )
+        ConstructCase(id=f"construct-backoff-factor-{value:g}", settings=(("backoff_factor", value),), error=_BACKOFF)
         for value in (1.0, 2.0, INF)
     ),
     ConstructCase(

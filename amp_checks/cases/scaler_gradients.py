@@ -158,7 +158,7 @@ ROWS: tuple[GradientCase, ...] = (
     GradientCase(
         id="complex-gradient-refused",
         gradients=(_PLAIN, Gradient(dtype="complex64")),
-        refused="NotImplementedError: \"_amp_foreach_non_finite_check_and_unscale_",
+        refused='NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_',
         source="observed on 2.13.0: the check has no kernel for complex numbers",
         behaviours=(16,),
     ),

@@ -80,9 +80,7 @@ _GATE = ("for-loop", "fused")
 """Implementations that the pull-request gate runs for every optimizer; the others run for Adam only."""
 
 
-def _row(
-    optimizer: str, implementation: str, settings: tuple[tuple[str, float | bool], ...]
-) -> OptimizerCase:
+def _row(optimizer: str, implementation: str, settings: tuple[tuple[str, float | bool], ...]) -> OptimizerCase:
     return OptimizerCase(
         id=f"optimizer-{optimizer}-{implementation}",
         optimizer=optimizer,

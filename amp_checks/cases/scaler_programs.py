@@ -92,9 +92,7 @@ ROWS: tuple[ProgramCase, ...] = (
     *(
         ProgramCase(
             id=f"{name}-skips",
-            program=Program(
-                actions=(*_iteration(), *_bad(value), *_iteration()), settings=Settings(growth_interval=3)
-            ),
+            program=Program(actions=(*_iteration(), *_bad(value), *_iteration()), settings=Settings(growth_interval=3)),
             shows=f"a gradient of {value}: the step is skipped, the scale backs off, the tracker starts again",
             source=STEP,
             behaviours=(17, 24, 35),
@@ -168,9 +166,7 @@ ROWS: tuple[ProgramCase, ...] = (
     ),
     ProgramCase(
         id="scale-not-a-power-of-two",
-        program=Program(
-            actions=_iteration(0.3, -7.0) * 2, settings=Settings(init_scale=0.1, growth_interval=1)
-        ),
+        program=Program(actions=_iteration(0.3, -7.0) * 2, settings=Settings(init_scale=0.1, growth_interval=1)),
         shows="the scale is a float32 number from the first scale() on; unscaling rounds once",
         source=CLASS,
         behaviours=(5, 15),
@@ -199,27 +195,21 @@ ROWS: tuple[ProgramCase, ...] = (
     ),
     ProgramCase(
         id="new-scale-tensor",
-        program=Program(
-            actions=(*_iteration(), ZeroGrad(), GOOD, Step(), Update(128.0, tensor=True), *_iteration())
-        ),
+        program=Program(actions=(*_iteration(), ZeroGrad(), GOOD, Step(), Update(128.0, tensor=True), *_iteration())),
         shows="new_scale may be a tensor, copied by value",
         source=UPDATE,
         behaviours=(41,),
     ),
     ProgramCase(
         id="new-scale-after-skip",
-        program=Program(
-            actions=(*_iteration(), ZeroGrad(), backward(INF, 0.0), Step(), Update(4.0), *_iteration())
-        ),
+        program=Program(actions=(*_iteration(), ZeroGrad(), backward(INF, 0.0), Step(), Update(4.0), *_iteration())),
         shows="new_scale is used as it is, inf found or not",
         source=UPDATE,
         behaviours=(41,),
     ),
     ProgramCase(
         id="new-scale-without-step",
-        program=Program(
-            actions=(Scale(), Update(4.0), *_iteration(), Update(NAN), Update(0.0), Update(-2.0))
-        ),
+        program=Program(actions=(Scale(), Update(4.0), *_iteration(), Update(NAN), Update(0.0), Update(-2.0))),
         shows="new_scale needs no step, and is not checked",
         source=UPDATE,
         behaviours=(41,),
@@ -280,9 +270,7 @@ ROWS: tuple[ProgramCase, ...] = (
     ),
     ProgramCase(
         id="unscale-without-step",
-        program=Program(
-            actions=(GOOD, Unscale(), Update(), ZeroGrad(), backward(INF, 0.0), Unscale(), Update())
-        ),
+        program=Program(actions=(GOOD, Unscale(), Update(), ZeroGrad(), backward(INF, 0.0), Unscale(), Update())),
         shows="unscale_ without a step counts as an iteration",
         source=UPDATE,
         behaviours=(39,),
@@ -377,9 +365,7 @@ ROWS: tuple[ProgramCase, ...] = (
     # -- illegal order -------------------------------------------------------------------------------------------------
     ProgramCase(
         id="before-scale",
-        program=Program(
-            actions=(SetGrad(0, (1.0, 1.0)), Unscale(), Step(), Update(), Update(2.0), *_iteration())
-        ),
+        program=Program(actions=(SetGrad(0, (1.0, 1.0)), Unscale(), Step(), Update(), Update(2.0), *_iteration())),
         shows="unscale_, step and update refuse to come before the first scale()",
         source="torch.amp.GradScaler: the text of its errors",
         behaviours=(13,),
@@ -429,9 +415,7 @@ ROWS: tuple[ProgramCase, ...] = (
     ),
     ProgramCase(
         id="scaling-optimizer-skips",
-        program=Program(
-            actions=(*_iteration(), *_bad(INF), Step(), *_iteration()), optimizers=_kind(Kind.SCALING)
-        ),
+        program=Program(actions=(*_iteration(), *_bad(INF), Step(), *_iteration()), optimizers=_kind(Kind.SCALING)),
         shows="a skipped step leaves the gradients unscaled, whoever skips",
         source=STEP,
         behaviours=(24, 29),

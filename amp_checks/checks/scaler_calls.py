@@ -55,17 +55,19 @@ def check_first_scale(case: ConstructCase, backend: Backend) -> Iterator[Finding
     try:
         scaler = backend.scaler(**dict(case.settings))
     except Exception as error:  # noqa: BLE001 - whether it must raise is the other check's to say
-        yield exact("type of the error", actual=type(error).__name__, expected=case.error.split(":")[0], why=case.source)
+        yield exact(
+            "type of the error", actual=type(error).__name__, expected=case.error.split(":")[0], why=case.source
+        )
         return
     loss = torch.ones((), device=backend.device_type)
     wanted = {**DEFAULTS, **dict(case.settings)}
-    error = ""
+    told = ""
     try:
         scaled = attempt("scaler.scale", scaler.scale, loss)
     except Raised as raised:
-        error = error_text(raised)
-    yield exact("error of the first scale", actual=error, expected=case.first_scale_error, why=case.source)
-    if error:
+        told = error_text(raised)
+    yield exact("error of the first scale", actual=told, expected=case.first_scale_error, why=case.source)
+    if told:
         return
     expected = torch.tensor(wanted["init_scale"] if wanted["enabled"] else 1.0, dtype=torch.float32).item()
     yield exact("scale", actual=repr(scaler.get_scale()), expected=repr(expected), why=case.source)

@@ -51,9 +51,7 @@ def check_fused_after_unscale(case: StoryCase, backend: Backend) -> Iterator[Fin
                 attempt("scaler.update", scaler.update)
             results.append(leaf.detach())
             if scaler.is_enabled():
-                yield exact(
-                    f"scale after a skip, {name}", actual=scaler.get_scale(), expected=512.0, why=case.source
-                )
+                yield exact(f"scale after a skip, {name}", actual=scaler.get_scale(), expected=512.0, why=case.source)
         yield exact(
             f"parameters after two good steps and a bad one, {name}",
             actual=difference(*results) or "those of two steps without a scaler",
@@ -71,7 +69,7 @@ class _Scaling(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.seen: list[float] = []
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any) -> None:  # type: ignore[override]
         self.seen.append(float(self.found_inf))  # type: ignore[attr-defined]
 
 

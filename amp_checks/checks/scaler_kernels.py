@@ -7,33 +7,34 @@ from collections.abc import Iterator
 
 import torch
 
+from amp_checks import _torch_private
 from amp_checks.cases.scaler_calls import StoryCase
 from amp_checks.core import Backend, Finding, attempt, exact
 from amp_checks.scaler.calls import outcome
 
 
 def _check(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse)  # noqa: SLF001 - under test
+    _torch_private.check_and_unscale(gradients, found_inf, inverse)
 
 
 def check_kernel_arguments(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """Scale and flag of two elements, or of float64: each is refused with its message."""
-    make = {"device": backend.device_type}
-    one, two = torch.ones((), **make), torch.ones(2, **make)
-    wide = torch.ones((), dtype=torch.float64, **make)
+    device = backend.device_type
+    one, two = torch.ones((), device=device), torch.ones(2, device=device)
+    wide = torch.ones((), dtype=torch.float64, device=device)
     for name, found_inf, inverse, expected in (
         ("a flag of two elements", two, one, "found_inf must be a 1-element tensor."),
         ("a scale of two elements", one, two, "inv_scale must be a 1-element tensor."),
         ("a float64 flag", wide, one, "found_inf must be a float tensor."),
         ("a float64 scale", one, wide, "inv_scale must be a float tensor."),
     ):
-        seen = outcome(name, _check, [torch.ones(2, **make)], found_inf, inverse)
+        seen = outcome(name, _check, [torch.ones(2, device=device)], found_inf, inverse)
         yield exact(name, actual=seen, expected=f"RuntimeError: {expected}", why=case.source)
 
 
 def check_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """What the flag and the gradients are afterwards."""
-    make = {"device": backend.device_type}
+    device = backend.device_type
     for name, values, before, inverse, flag, after in (
         ("finite", [2.0, -4.0], 0.0, 0.5, 0.0, [1.0, -2.0]),
         ("flag set before", [2.0], 1.0, 0.5, 1.0, [1.0]),
@@ -43,19 +44,19 @@ def check_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Findi
         ("inverse scale 1", [3.0], 0.0, 1.0, 0.0, [3.0]),
         ("empty", [], 0.0, 0.5, 0.0, []),
     ):
-        found_inf, gradient = torch.tensor(before, **make), torch.tensor(values, **make)
-        attempt(name, _check, [torch.ones(1, **make), gradient], found_inf, torch.tensor(inverse, **make))
+        found_inf, gradient = torch.tensor(before, device=device), torch.tensor(values, device=device)
+        attempt(name, _check, [torch.ones(1, device=device), gradient], found_inf, torch.tensor(inverse, device=device))
         yield exact(f"flag, {name}", actual=found_inf.item(), expected=flag, why=case.source)
         yield exact(f"gradient, {name}", actual=repr(gradient.tolist()), expected=repr(after), why=case.source)
-    found_inf, small = torch.zeros((), **make), torch.full((1,), 6e-8, dtype=torch.float16, **make)
-    attempt("small float16", _check, [small], found_inf, torch.tensor(2.0**-10, **make))
+    found_inf, small = torch.zeros((), device=device), torch.full((1,), 6e-8, dtype=torch.float16, device=device)
+    attempt("small float16", _check, [small], found_inf, torch.tensor(2.0**-10, device=device))
     yield exact("flag, small float16", actual=found_inf.item(), expected=0.0, why=case.source)
     yield exact("gradient, small float16", actual=small.item(), expected=0.0, why=case.source)
 
 
 def check_update_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """Scale and tracker afterwards; arguments are scale, tracker, flag, growth factor, backoff factor, interval."""
-    make = {"device": backend.device_type}
+    device = backend.device_type
     for name, (scale, tracker, flag), (growth, backoff, interval), expected in (
         ("clean", (8.0, 0, 0.0), (2.0, 0.5, 3), (8.0, 1)),
         ("growth", (8.0, 2, 0.0), (3.0, 0.5, 3), (24.0, 0)),
@@ -64,13 +65,13 @@ def check_update_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterato
         ("inf on two devices", (8.0, 2, 2.0), (2.0, 0.25, 3), (2.0, 0)),
         ("backoff to subnormal", (1e-45, 0, 1.0), (2.0, 0.5, 3), (0.0, 0)),
     ):
-        scale_, tracker_ = torch.tensor(scale, **make), torch.tensor(tracker, dtype=torch.int32, **make)
+        scale_, tracker_ = torch.tensor(scale, device=device), torch.tensor(tracker, dtype=torch.int32, device=device)
         returned = attempt(
             name,
-            torch._amp_update_scale_,  # noqa: SLF001 - under test
+            _torch_private.update_scale,
             scale_,
             tracker_,
-            torch.tensor(flag, **make),
+            torch.tensor(flag, device=device),
             growth,
             backoff,
             interval,

@@ -77,7 +77,7 @@ def _gradients(training: Training) -> Bits:
     found: Bits = {}
     for number, parameter in enumerate(training.parameters):
         gradient = parameter.grad
-        assert gradient is not None  # noqa: S101 - every parameter was given one
+        assert gradient is not None
         found[f"gradient {number}"] = gradient.to_dense() if gradient.is_sparse else gradient
     return found
 
@@ -115,7 +115,5 @@ def check_scaled_step_equals_unscaled_step(case: OptimizerCase, backend: Backend
     scaled = run_steps(_start(case, backend), ["first", "second"])
     plain = run_steps(Training(case, backend, None), ["first", "second"])
     why = "the scale is a power of two: scaling and unscaling round nothing"
-    yield from _compare(
-        scaled.bits_of_parameters(), plain.bits_of_parameters(), when="after two steps", why=why
-    )
+    yield from _compare(scaled.bits_of_parameters(), plain.bits_of_parameters(), when="after two steps", why=why)
     yield from _compare(scaled.bits_of_state(), plain.bits_of_state(), when="after two steps", why=why)

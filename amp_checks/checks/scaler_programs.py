@@ -21,9 +21,7 @@ def checks_for(_: ProgramCase) -> Iterator[Check]:
     yield check_optimizer_state
 
 
-def _compare(
-    case: ProgramCase, backend: Backend, what: str, read: Callable[[Observation], Value]
-) -> Iterator[Finding]:
+def _compare(case: ProgramCase, backend: Backend, what: str, read: Callable[[Observation], Value]) -> Iterator[Finding]:
     expected = expect(case.program)
     actual = drive(case.program, backend)
     for number, action in enumerate(case.program.actions):

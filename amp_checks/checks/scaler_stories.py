@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amp_checks import numerics
+from amp_checks import _torch_private, numerics
 from amp_checks.cases.scaler_calls import StoryCase
 from amp_checks.checks.scaler_fused import (
     check_fused_after_unscale,
@@ -27,6 +27,7 @@ from amp_checks.checks.scaler_resume import check_growth_is_capped, check_resume
 from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
 from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, outcome
 from amp_checks.scaler.training import difference
+
 
 def checks_for(case: StoryCase) -> Iterator[Check]:
     yield CHECKS[case.story or case.id]
@@ -59,14 +60,10 @@ def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterato
         )
         blamed = all(entry.filename == __file__ for entry in caught)
         yield exact(f"warning {subject} blames its caller", actual=blamed, expected=True, why=case.source)
-        yield exact(
-            f"is_enabled {subject}", actual=scaler.is_enabled(), expected=enabled and here, why=case.source
-        )
+        yield exact(f"is_enabled {subject}", actual=scaler.is_enabled(), expected=enabled and here, why=case.source)
         if not here:
             yield exact(f"get_scale {subject}", actual=scaler.get_scale(), expected=1.0, why=case.source)
-            yield exact(
-                f"entries of the state {subject}", actual=len(scaler.state_dict()), expected=0, why=case.source
-            )
+            yield exact(f"entries of the state {subject}", actual=len(scaler.state_dict()), expected=0, why=case.source)
 
 
 def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -80,7 +77,7 @@ def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
         expected=True,
         why=case.source,
     )
-    for device, alias in (("cuda", torch.cuda.amp.GradScaler), ("cpu", torch.cpu.amp.GradScaler)):
+    for device, alias in (("cuda", torch.cuda.amp.GradScaler), ("cpu", vars(torch.cpu.amp)["GradScaler"])):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             scaler = attempt(f"torch.{device}.amp.GradScaler()", alias, enabled=False)
@@ -171,14 +168,14 @@ def check_guards(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     loss = torch.ones((), device=backend.device_type)
     scaler = backend.scaler()
     scaler.scale(loss)
-    scaler._growth_tracker = None  # noqa: SLF001 - tampering is what this is about
+    _torch_private.set_growth_tracker(scaler, None)
     fix = "This may indicate your script did not use scaler.scale(loss or outputs) earlier in the iteration."
     expected = f"AssertionError: Attempted update but _growth_tracker is None.  {fix}"
     seen = outcome("scaler.update", scaler.update)
     yield exact("update without a tracker", actual=seen, expected=expected, why=case.source)
     for outputs in (loss, [loss]):
         scaler = backend.scaler()
-        scaler._growth_tracker = loss  # noqa: SLF001
+        _torch_private.set_growth_tracker(scaler, loss)
         seen = outcome("scaler.scale", scaler.scale, outputs)
         expected = "AssertionError: _growth_tracker initialized before _scale"
         told = f"scale of a {type(outputs).__name__} with a tracker and no scale"
@@ -191,10 +188,10 @@ def check_guards(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     expected = "AssertionError: expected param to be torch.Tensor, got str"
     yield exact("unscale_ with a parameter that is text", actual=seen, expected=expected, why=case.source)
     disabled = backend.scaler(enabled=False)
-    seen = outcome("the tracker", disabled._get_growth_tracker)  # noqa: SLF001
+    seen = outcome("the tracker", _torch_private.get_growth_tracker, disabled)
     yield exact("reading the tracker of a disabled scaler", actual=seen, expected=NO_ERROR, why=case.source)
     if seen == NO_ERROR:
-        tracker = disabled._get_growth_tracker()  # noqa: SLF001
+        tracker = _torch_private.get_growth_tracker(disabled)
         yield exact("tracker of a disabled scaler", actual=tracker, expected=0, why=case.source)
 
 
@@ -340,7 +337,7 @@ class _TakesScaler(torch.optim.SGD):
     _step_supports_amp_scaling = True
     scaler: Any = None
 
-    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
         self.scaler = grad_scaler
         return super().step(closure)
 
@@ -376,9 +373,9 @@ def _update_outcome(backend: Backend, new_scale: Any) -> str:
 
 def check_new_scale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """What ``update(new_scale)`` takes and refuses."""
-    make = {"device": backend.device_type}
+    device = backend.device_type
     if case.variant == "shape 1":
-        seen = _update_outcome(backend, torch.tensor([4.0], **make))
+        seen = _update_outcome(backend, torch.tensor([4.0], device=device))
         yield exact("update with a tensor of shape [1]", actual=seen, expected="scale 4.0", why=case.source)
         return
     refused = (
@@ -387,12 +384,12 @@ def check_new_scale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     )
     kinds: tuple[tuple[str, Any, str], ...] = (
         ("a float", 4.0, "scale 4.0"),
-        ("a float32 scalar", torch.tensor(4.0, **make), "scale 4.0"),
-        ("a float64 scalar", torch.tensor(4.0, dtype=torch.float64, **make), "scale 4.0"),
-        ("an int64 scalar", torch.tensor(4, **make), "scale 4.0"),
-        ("two elements", torch.tensor([4.0, 4.0], **make), refused),
-        ("no element", torch.tensor([], **make), refused),
-        ("a scalar that requires grad", torch.tensor(4.0, requires_grad=True, **make), refused),
+        ("a float32 scalar", torch.tensor(4.0, device=device), "scale 4.0"),
+        ("a float64 scalar", torch.tensor(4.0, dtype=torch.float64, device=device), "scale 4.0"),
+        ("an int64 scalar", torch.tensor(4, device=device), "scale 4.0"),
+        ("two elements", torch.tensor([4.0, 4.0], device=device), refused),
+        ("no element", torch.tensor([], device=device), refused),
+        ("a scalar that requires grad", torch.tensor(4.0, requires_grad=True, device=device), refused),
         ("a scalar on another device", torch.tensor(4.0, device="meta"), refused),
         ("an int", 4, "AttributeError: 'int' object has no attribute 'device'"),
     )
@@ -400,7 +397,7 @@ def check_new_scale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
         yield exact(f"update with {name}", actual=_update_outcome(backend, value), expected=expected, why=case.source)
     scaler = backend.scaler(init_scale=8.0)
     scaler.scale(torch.ones((), device=backend.device_type))
-    given = torch.tensor(4.0, **make)
+    given = torch.tensor(4.0, device=device)
     attempt("scaler.update", scaler.update, given)
     given.fill_(2.0)
     yield exact("scale after the tensor changed", actual=scaler.get_scale(), expected=4.0, why=case.source)
@@ -460,32 +457,36 @@ def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Ite
     leaf = leaf_of(backend)
     optimizer = torch.optim.SGD([leaf], lr=1.0)
     scaler.scale(torch.ones((), device=backend.device_type))
-    told = _flags(scaler._found_inf_per_device, optimizer)  # noqa: SLF001
+    told = _flags(scaler, _torch_private.found_inf_per_device, optimizer)
     yield exact("flags before a check", actual=told, expected="[]", why=case.source)
     seen = outcome("pickle.dumps", pickle.dumps, scaler)
     expected = (
-        "AssertionError: A GradScaler instance may only be pickled at the beginning of an iteration, or at the end after "
-        "scaler.update()."
+        "AssertionError: A GradScaler instance may only be pickled at the beginning of an iteration, or at the end "
+        "after scaler.update()."
     )
     yield exact("pickling after reading the flags", actual=seen, expected=expected, why=case.source)
     backward(scaler, leaf, float("inf"))
     attempt("scaler.unscale_", scaler.unscale_, optimizer)
-    told = _flags(scaler._found_inf_per_device, optimizer)  # noqa: SLF001
+    told = _flags(scaler, _torch_private.found_inf_per_device, optimizer)
     yield exact("flags after unscale_ found inf", actual=told, expected="[1.0]", why=case.source)
-    told = _flags(scaler._check_inf_per_device, optimizer)  # noqa: SLF001
+    told = _flags(scaler, _torch_private.check_inf_per_device, optimizer)
     yield exact("flags that a check gives back", actual=told, expected="[1.0]", why=case.source)
-    told = _flags(backend.scaler()._check_inf_per_device, optimizer)  # noqa: SLF001
+    told = _flags(backend.scaler(), _torch_private.check_inf_per_device, optimizer)
     expected = (
-        "AssertionError: Attempted _check_inf_per_device but _scale is None.  This may indicate your script did not use "
-        "scaler.scale(loss or outputs) earlier in the iteration."
+        "AssertionError: Attempted _check_inf_per_device but _scale is None.  This may indicate your script did not "
+        "use scaler.scale(loss or outputs) earlier in the iteration."
     )
     yield exact("checking before the first scale", actual=told, expected=expected, why=case.source)
 
 
-def _flags(read: Callable[[Any], dict[Any, torch.Tensor]], optimizer: torch.optim.Optimizer) -> str:
+def _flags(
+    scaler: Any,
+    read: Callable[[Any, torch.optim.Optimizer], dict[torch.device, torch.Tensor]],
+    optimizer: torch.optim.Optimizer,
+) -> str:
     """The flags of all devices as text, or the error of reading them."""
     try:
-        return repr(attempt("the flags", lambda: [flag.item() for flag in read(optimizer).values()]))
+        return repr(attempt("the flags", lambda: [flag.item() for flag in read(scaler, optimizer).values()]))
     except Raised as raised:
         return error_text(raised)
 
@@ -527,7 +528,7 @@ def check_several_devices(case: StoryCase, backend: Backend) -> Iterator[Finding
     optimizer = torch.optim.SGD([leaf, far], lr=1.0)
     leaf.grad, far.grad = torch.full((1,), 8.0, device=backend.device_type), torch.ones(2, device="meta")
     attempt("scaler.unscale_", scaler.unscale_, optimizer)
-    flags = scaler._found_inf_per_device(optimizer)  # noqa: SLF001 - where the flags of each device are
+    flags = _torch_private.found_inf_per_device(scaler, optimizer)
     yield exact(
         "devices with a flag",
         actual=", ".join(f"{device.type}: {flag.device.type}" for device, flag in flags.items()),

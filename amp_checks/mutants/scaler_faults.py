@@ -16,7 +16,10 @@ from amp_checks.planting import Mutant
 
 @contextmanager
 def _with_scaler(backend: Backend, *, scaler: type[torch.amp.GradScaler]) -> Iterator[Backend]:
-    yield dataclasses.replace(backend, grad_scaler=scaler)
+    def factory(device: str, /, **settings: Any) -> Any:
+        return scaler(device, **settings)
+
+    yield dataclasses.replace(backend, grad_scaler=factory)
 
 
 def planted(scaler: type[torch.amp.GradScaler]) -> Callable[[Backend], AbstractContextManager[Backend]]:

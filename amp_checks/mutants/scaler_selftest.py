@@ -150,14 +150,9 @@ def _errors(outcomes: Sequence[Outcome], *, partial: bool) -> Iterable[str]:
             yield f"{outcome.fate}: {outcome.id} [{outcome.fault}] {outcome.by}".rstrip()
     if not partial:
         known = {outcome.id for outcome in outcomes}
-        # Which edits there are depends on the installed source: an entry may be for another version.
         for name in listed:
-            if name not in known and not _other_version(name):
+            if name not in known:
                 yield f"{EQUIVALENT} lists {name}, which is no edit of this torch's source"
-
-
-def _other_version(name: str) -> bool:
-    return "@" not in name
 
 
 # -- edits -----------------------------------------------------------------------------------------------------------
@@ -260,7 +255,7 @@ def _answer(work: Callable[[], tuple[Fate, str]], reading: int, writing: int) ->
 
 def _await(reading: int) -> str | None:
     """All that the child writes; None where it does not end in time."""
-    chunks = []
+    chunks: list[bytes] = []
     deadline = time.monotonic() + SECONDS
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))

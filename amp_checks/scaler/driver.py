@@ -91,8 +91,7 @@ class Driver:
             for values in program.parameters
         ]
         self.optimizers = [
-            _KINDS[spec.kind](self.parameters[number] for number in spec.parameters)
-            for spec in program.optimizers
+            _KINDS[spec.kind](self.parameters[number] for number in spec.parameters) for spec in program.optimizers
         ]
         self.saved: dict[str, Any] = {}
         self.scaler: Any = None
@@ -170,14 +169,14 @@ class Driver:
 
     def _step(self, action: prog.Step) -> Any:
         optimizer = self.optimizers[action.optimizer]
-        keywords: dict[str, Any] = {
+        closures: dict[str, dict[str, Any]] = {
             "": {},
             "none": {"closure": None},
             "keyword": {"closure": lambda: 0.0},
-        }[action.closure]
+        }
         optimizer.fails = action.fails
         try:
-            return self.scaler.step(optimizer, **keywords)
+            return self.scaler.step(optimizer, **closures[action.closure])
         finally:
             optimizer.fails = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -73,13 +74,13 @@ def _parameter(
 ) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, gradient.dtype)
     shape = _SHAPES.get(gradient.layout, (4, 6))
-    place = {"dtype": dtype, "device": backend.device_type}
-    parameter = numerics.randn(*shape, seed=f"{case.id} parameter {number}", **place)
+    draw = functools.partial(numerics.randn, *shape, dtype=dtype, device=backend.device_type)
+    parameter = draw(seed=f"{case.id} parameter {number}")
     if gradient.layout is Layout.FROZEN:
         return parameter
     parameter.requires_grad_()
     if gradient.layout is not Layout.NONE:
-        values = numerics.randn(*shape, seed=f"{case.id} gradient {number}", **place) * scale
+        values = draw(seed=f"{case.id} gradient {number}") * scale
         parameter.grad = _laid_out(values, case, gradient, bad)
     return parameter
 

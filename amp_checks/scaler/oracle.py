@@ -43,26 +43,18 @@ class Stage(enum.Enum):
 class Departure(enum.StrEnum):
     """A promise that released torch breaks. With it the oracle does as torch does; without it, as promised."""
 
-    CHECK_BEFORE_MULTIPLY = (
-        "gradients are checked before, not after, they are multiplied by the inverse scale"
-    )
-    GROWTH_NEEDS_EQUALITY = (
-        "the scale grows only when the tracker equals the interval, not when it exceeds it"
-    )
+    CHECK_BEFORE_MULTIPLY = "gradients are checked before, not after, they are multiplied by the inverse scale"
+    GROWTH_NEEDS_EQUALITY = "the scale grows only when the tracker equals the interval, not when it exceeds it"
     SHARED_UNSCALED_TWICE = "a parameter of two optimizers is unscaled twice"
-    SKIPPED_FUSED_STAYS_SCALED = (
-        "a skipped step of an optimizer with its own scaling leaves the gradients scaled"
-    )
-    RAISED_FUSED_LEAKS_SCALE = (
-        "an optimizer with its own scaling whose step raises keeps grad_scale and found_inf"
-    )
+    SKIPPED_FUSED_STAYS_SCALED = "a skipped step of an optimizer with its own scaling leaves the gradients scaled"
+    RAISED_FUSED_LEAKS_SCALE = "an optimizer with its own scaling whose step raises keeps grad_scale and found_inf"
 
 
 AS_RELEASED: frozenset[Departure] = frozenset(Departure)
 AS_PROMISED: frozenset[Departure] = frozenset()
 
 
-class Refused(Exception):  # noqa: N818 - the specification refuses the call: an outcome, not a failure of ours
+class Refused(Exception):
     """The call is illegal; ``kind`` is the exception's type name."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -146,9 +138,7 @@ class Oracle:
             steps=tuple(optimizer.steps for optimizer in self.optimizers),
             gradients=tuple(map(prog.text, self.gradients)),
             parameters=tuple(map(prog.text, self.parameters)),
-            states=tuple(
-                prog.text(values) for optimizer in self.optimizers for values in optimizer.sums.values()
-            ),
+            states=tuple(prog.text(values) for optimizer in self.optimizers for values in optimizer.sums.values()),
         )
 
     def do(self, action: prog.Action) -> Observation:
@@ -184,9 +174,7 @@ class Oracle:
         for number, coefficients in action.coefficients:
             new = tuple(_times(factor, f32(coefficient)) for coefficient in coefficients)
             old = self.gradients[number]
-            self.gradients[number] = (
-                new if old is None else tuple(f32(a + b) for a, b in zip(old, new, strict=True))
-            )
+            self.gradients[number] = new if old is None else tuple(f32(a + b) for a, b in zip(old, new, strict=True))
 
     def _zero_grad(self, action: prog.ZeroGrad) -> None:
         for number in self.optimizers[action.optimizer].spec.parameters:
@@ -286,9 +274,7 @@ class Oracle:
         unscale_inside = optimizer.stage is Stage.READY
         held = self._held(optimizer)
         if unscale_inside:
-            optimizer.found_inf = (
-                not all(math.isfinite(v) for _, values in held for v in values) if held else None
-            )
+            optimizer.found_inf = not all(math.isfinite(v) for _, values in held for v in values) if held else None
         factor = self._factor_of(optimizer) if unscale_inside else optimizer.leaked
         if fails:
             if Departure.RAISED_FUSED_LEAKS_SCALE in self.departures:
@@ -324,9 +310,7 @@ class Oracle:
         for number, values in self._held(optimizer):
             pairs = zip(self.parameters[number], values, strict=True)
             self.parameters[number] = tuple(f32(p - g) for p, g in pairs)
-            optimizer.sums[number] = tuple(
-                f32(s + g) for s, g in zip(optimizer.sums[number], values, strict=True)
-            )
+            optimizer.sums[number] = tuple(f32(s + g) for s, g in zip(optimizer.sums[number], values, strict=True))
         optimizer.steps += 1
         return float(optimizer.steps)
 
@@ -372,9 +356,7 @@ class Oracle:
         if not self.enabled:
             return
         if not self.saved:
-            message = (
-                "The source state dict is empty, possibly because it was saved from a disabled instance of "
-            )
+            message = "The source state dict is empty, possibly because it was saved from a disabled instance of "
             raise Refused("RuntimeError", message + "GradScaler.")
         for name, value in self.saved.items():
             setattr(self, name, value)
@@ -390,7 +372,9 @@ class Oracle:
 
 def _over(left: float, right: float) -> float:
     if right == 0.0:
-        return math.nan if left == 0.0 or math.isnan(left) else math.copysign(math.inf, left) * math.copysign(1.0, right)
+        return (
+            math.nan if left == 0.0 or math.isnan(left) else math.copysign(math.inf, left) * math.copysign(1.0, right)
+        )
     return f32(left / right)
 
 

@@ -23,7 +23,7 @@ class Kind(enum.StrEnum):
     PLAIN = "plain"
     """The scaler unscales the gradients, and decides whether to step."""
     SCALING = "scaling"
-    """As torch's fused ones: ``_step_supports_amp_scaling``; reads ``grad_scale`` and ``found_inf``, and skips itself."""
+    """As torch's fused ones: ``_step_supports_amp_scaling``; reads ``grad_scale`` and ``found_inf``, skips itself."""
     SCALER_ARGUMENT = "scaler argument"
     """The deprecated contract: ``step(grad_scaler=...)`` is handed the scaler."""
 

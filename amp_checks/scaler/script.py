@@ -41,7 +41,7 @@ class Recording(torch.optim.Optimizer):
 
 _KINDS: dict[Kind, str] = {
     Kind.PLAIN: "",
-    Kind.SCALING: '''
+    Kind.SCALING: """
 
 class Scaling(Recording):
     _step_supports_amp_scaling = True
@@ -50,8 +50,8 @@ class Scaling(Recording):
         if not self.fails and bool(getattr(self, "found_inf", 0)):
             return None
         return self.apply(getattr(self, "grad_scale", None))
-''',
-    Kind.SCALER_ARGUMENT: '''
+""",
+    Kind.SCALER_ARGUMENT: """
 
 class ScalerArgument(Recording):
     _step_supports_amp_scaling = True
@@ -62,7 +62,7 @@ class ScalerArgument(Recording):
             if any(p.grad is not None and not p.grad.isfinite().all() for p in self.param_groups[0]["params"]):
                 return None
         return self.apply()
-''',
+""",
 }
 _CLASSES: dict[Kind, str] = {
     Kind.PLAIN: "Recording",
@@ -70,7 +70,7 @@ _CLASSES: dict[Kind, str] = {
     Kind.SCALER_ARGUMENT: "ScalerArgument",
 }
 
-_SHOW = '''
+_SHOW = """
 
 def show(action, call):
     global scaler
@@ -124,7 +124,7 @@ def save():
     global saved
     saved = scaler.state_dict()
 
-'''
+"""
 
 
 def _update(action: prog.Update) -> str:
@@ -145,9 +145,7 @@ _LINES: dict[type[prog.Action], Callable[..., str]] = {
     prog.ZeroGrad: lambda action: f"optimizers[{action.optimizer}].zero_grad()",
     prog.SetGrad: lambda action: f"set_grad({action.parameter}, {action.values!r})",
     prog.Unscale: lambda action: f"scaler.unscale_(optimizers[{action.optimizer}])",
-    prog.ClipValue: lambda action: (
-        f"clip({action.optimizer}, torch.nn.utils.clip_grad_value_, {action.bound!r})"
-    ),
+    prog.ClipValue: lambda action: f"clip({action.optimizer}, torch.nn.utils.clip_grad_value_, {action.bound!r})",
     prog.ClipNorm: lambda action: (
         f"clip({action.optimizer}, torch.nn.utils.clip_grad_norm_, {action.bound!r}, norm_type=inf)"
     ),
@@ -158,9 +156,7 @@ _LINES: dict[type[prog.Action], Callable[..., str]] = {
     prog.Load: lambda _: "scaler.load_state_dict(saved)",
     prog.Fresh: lambda _: "replace(new_scaler())",
     prog.Copy: lambda action: (
-        "replace(pickle.loads(pickle.dumps(scaler)))"
-        if action.how == "pickle"
-        else "replace(copy.deepcopy(scaler))"
+        "replace(pickle.loads(pickle.dumps(scaler)))" if action.how == "pickle" else "replace(copy.deepcopy(scaler))"
     ),
 }
 

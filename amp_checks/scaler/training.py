@@ -27,9 +27,7 @@ class Training:
         self.backend = backend
         self.scaler = scaler
         self.parameters = [
-            numerics.randn(
-                *shape, seed=f"{case.id} parameter {number}", device=backend.device_type
-            ).requires_grad_()
+            numerics.randn(*shape, seed=f"{case.id} parameter {number}", device=backend.device_type).requires_grad_()
             for number, shape in enumerate(case.shapes)
         ]
         if case.differentiable:
@@ -68,7 +66,7 @@ class Training:
         scaled = loss if self.scaler is None else attempt("scaler.scale", self.scaler.scale, loss)
         scaled.backward()
         gradient = leaf.grad
-        assert gradient is not None  # noqa: S101 - a leaf that a backward reached
+        assert gradient is not None
         if not self.case.sparse:
             return gradient
         # Every other row, as an embedding that was looked up there leaves it.

@@ -22,7 +22,14 @@ HAND: dict[str, tuple[list[str], list[int], list[tuple[int, ...]]]] = {
     "skips-in-a-row": (["2.0", "0.5", "0.125"], [0, 0, 0], [(0,), (0,), (0,)]),
     "interval-0-never-grows": (["8.0", "8.0"], [1, 2], [(1,), (2,)]),
     "scale-falls-to-zero": (
-        ["5.960464477539063e-08", "5.421010862427522e-20", "4.930380657631324e-32", "4.484155085839415e-44", "0.0", "0.0"],
+        [
+            "5.960464477539063e-08",
+            "5.421010862427522e-20",
+            "4.930380657631324e-32",
+            "4.484155085839415e-44",
+            "0.0",
+            "0.0",
+        ],
         [0] * 6,
         [(0,)] * 6,
     ),
@@ -41,7 +48,12 @@ def test_values_by_hand(name: str) -> None:
 
 def test_gradients_and_parameters_by_hand() -> None:
     seen = expect(Program(actions=(backward(1.0, -2.0), Unscale(), Step(), Update(new_scale=3.0))))
-    assert [each.gradients for each in seen] == [("[8.0, -16.0]",), ("[1.0, -2.0]",), ("[1.0, -2.0]",), ("[1.0, -2.0]",)]
+    assert [each.gradients for each in seen] == [
+        ("[8.0, -16.0]",),
+        ("[1.0, -2.0]",),
+        ("[1.0, -2.0]",),
+        ("[1.0, -2.0]",),
+    ]
     assert [each.parameters for each in seen] == [("[1.0, 2.0]",)] * 2 + [("[0.0, 4.0]",)] * 2
     assert seen[-1] == Observation(
         error="none",
@@ -65,12 +77,10 @@ def test_166_skips_from_the_defaults_reach_zero_and_165_do_not() -> None:
 
 @pytest.mark.parametrize("departure", Departure)
 def test_each_departure_shows_in_a_row(departure: Departure) -> None:
-    assert any(
-        expect(case.program, frozenset({departure})) != expect(case.program) for case in ROWS
-    ), f"no scenario shows that {departure}"
-    assert any(
-        expect(case.program, AS_RELEASED - {departure}) != expect(case.program, AS_RELEASED) for case in ROWS
+    assert any(expect(case.program, frozenset({departure})) != expect(case.program) for case in ROWS), (
+        f"no scenario shows that {departure}"
     )
+    assert any(expect(case.program, AS_RELEASED - {departure}) != expect(case.program, AS_RELEASED) for case in ROWS)
 
 
 def test_float32_arithmetic_in_float64_is_correctly_rounded() -> None:

@@ -30,7 +30,7 @@ def test_torchs_own_scaler_does_not_differ_from_itself(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("path", ["no.such.module:Scaler", "torch.amp:NoSuchScaler", "torch.amp"])
 def test_a_wrong_path_is_one_clear_message(path: str) -> None:
-    with pytest.raises(UsageError, match="give it as package.module:ClassName"):
+    with pytest.raises(UsageError, match=r"give it as package\.module:ClassName"):
         others.factory(path)
 
 

@@ -42,7 +42,7 @@ def test_torch_and_oracle_agree(capsys: pytest.CaptureFixture[str]) -> None:
     transitions.clear()
     run_state_machine_as_test(Both, settings=_profile())
     with capsys.disabled():
-        print(f"\n{torch.__version__}: {distribution()}")
+        sys.stdout.write(f"\n{torch.__version__}: {distribution()}\n")
     wanted = NIGHTLY_TRANSITIONS if settings.get_current_profile_name() == "nightly" else 500
     assert transitions.total() >= wanted
     assert len(transitions) >= 13, "some action was never tried"
