@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amp_checks.core import Result, Status
@@ -55,10 +54,9 @@ def _table(summary: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _known(results: Sequence[Result]) -> list[str]:
+def _known(by_reason: Mapping[str, Sequence[Result]]) -> list[str]:
     """One line per reason; the other formats have the findings."""
-    reasons = Counter(result.message.partition(": ")[2] for result in results)
-    return [f"{reason} [{items} items]" for reason, items in sorted(reasons.items())]
+    return [f"{reason} [{len(same)} items]" for reason, same in by_reason.items()]
 
 
 def _devices(summary: dict[str, Any]) -> str:
