@@ -98,7 +98,9 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Same dtype, shape and bits: NaN equals the same NaN, and -0.0 does not equal 0.0. Dense tensors only."""
     if actual.dtype is not expected.dtype or actual.shape != expected.shape:
         return False
-    pair = (actual.detach().cpu().contiguous(), expected.detach().cpu().contiguous())
+    # clone, not contiguous(): that keeps the strides of a tensor with a single element, which no view to bytes allows.
+    plain = [tensor.detach().resolve_neg().cpu() for tensor in (actual, expected)]
+    pair = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in plain)
     if actual.is_complex():
         pair = (torch.view_as_real(pair[0].resolve_conj()), torch.view_as_real(pair[1].resolve_conj()))
     left, right = (tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in pair)

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from amp_checks import policy
-from amp_checks.cases import ops_linalg, ops_pointwise, ops_products, ops_regions, ops_spatial
+from amp_checks.cases import ops_database, ops_linalg, ops_pointwise, ops_products, ops_regions, ops_spatial
+from amp_checks.cases.ops_database import DatabaseCase
 from amp_checks.cases.ops_regions import RegionCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
 from amp_checks.cases.ops_spellings import spellings
@@ -153,7 +154,7 @@ class RulesCase:
         return backend.device_type in policy.DEVICE_TYPES
 
 
-AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | RulesCase | Variant | RegionCase
+AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | RulesCase | Variant | RegionCase | DatabaseCase
 
 GATED = frozenset({"mm", "linear", "conv2d", "mse_loss", "softmax.int", "norm.Scalar", "addcmul", "cat", "prod", "exp"})
 """Overloads whose variants every run looks at; those of the others are left to a full run."""
@@ -182,4 +183,5 @@ CASES: tuple[AnyCase, ...] = (
     *(EntryCase(op=row, full=True) for row in OVERLOADS.values() if row.only),
     *_variants(),
     *ops_regions.CASES,
+    *ops_database.CASES,
 )

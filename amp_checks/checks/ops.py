@@ -14,12 +14,13 @@ import torch
 from amp_checks import _torch_private as private
 from amp_checks import policy
 from amp_checks.cases.ops import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
+from amp_checks.cases.ops_database import DatabaseCase
 from amp_checks.cases.ops_inputs import Plan, tensors
 from amp_checks.cases.ops_regions import RegionCase
 from amp_checks.cases.ops_rows import EntryCase, OpCase
 from amp_checks.cases.ops_variants import Variant
 from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks import ops_observed, ops_regions, ops_variants
+from amp_checks.checks import ops_database, ops_observed, ops_regions, ops_variants
 from amp_checks.checks.ops_error import bounds_of, error_of
 from amp_checks.checks.ops_measure import entry_findings, in_region, same_error, same_outcome, why
 from amp_checks.core import Backend, Check, Finding, bounded, exact
@@ -30,29 +31,35 @@ BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss 
 
 def checks_for(case: AnyCase) -> Iterator[Check]:
     match case:
-        case RegionCase():
-            yield from ops_regions.checks_for(case)
+        case OpCase():
+            yield from _checks_for_row(case)
+        case EntryCase():
+            yield check_entry_dtype
         case Variant():
             yield from ops_variants.checks_for(case)
+        case RegionCase():
+            yield from ops_regions.checks_for(case)
         case RegistrationCase():
             yield check_registrations
         case RulesCase():
             yield check_every_rule
         case BannedCase():
             yield check_banned_op_raises
-        case OpCase():
-            if not case.call:
-                yield check_entry_dtype
-            yield check_output_dtype
-            yield check_matches_casting_by_hand
-            yield check_error
-            yield check_inputs_unmodified
-            if not case.no_gradient:
-                yield check_gradient_dtype
-                yield check_gradient_matches_casting_by_hand
-                yield check_gradient_error
-        case EntryCase():
-            yield check_entry_dtype
+        case DatabaseCase():
+            yield ops_database.check_op_database
+
+
+def _checks_for_row(case: OpCase) -> Iterator[Check]:
+    if not case.call:
+        yield check_entry_dtype
+    yield check_output_dtype
+    yield check_matches_casting_by_hand
+    yield check_error
+    yield check_inputs_unmodified
+    if not case.no_gradient:
+        yield check_gradient_dtype
+        yield check_gradient_matches_casting_by_hand
+        yield check_gradient_error
 
 
 def plans_of(case: OpCase) -> tuple[Plan, ...]:

@@ -6,11 +6,11 @@ The faults of every single rule (removed, turned to another policy) are counted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from amp_checks import policy
+from amp_checks import ops_sweep, policy
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.mutants import ops_faults as faults
 from amp_checks.mutants import ops_regions, ops_variants
@@ -324,6 +324,27 @@ LISTS = (
     ),
 )
 
+
+@contextmanager
+def _tanh_lowered(backend: Backend) -> Iterator[Backend]:
+    """Here, and in the process in which the op database is looked at."""
+    rule = faults.with_rule("tanh", faults.casting_to("tanh", faults.low))
+    with ops_sweep.planted_in_sweeps("unlisted-op-lowered"), rule(backend) as faulty:
+        yield faulty
+
+
+DATABASE = (
+    Mutant(
+        id="unlisted-op-lowered",
+        family="ops",
+        fault="tanh, which has no rule, runs in the low dtype",
+        plant=_tanh_lowered,
+        case="op-database.sample",
+        killed_by=("check_op_database",),
+        full=True,
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *RULES,
     *RESULTS,
@@ -332,6 +353,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LISTS,
     *ops_variants.MUTANTS,
     *ops_regions.MUTANTS,
+    *DATABASE,
 )
 
 BULK = (break_every_rule,)
