@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_checks import _torch_private as private
 from amp_checks.audit.ops import LOW
 from amp_checks.audit.places import line, tracked_modules, user_frame
+from amp_checks.audit.trace import Kind
 
 if TYPE_CHECKING:
     from amp_checks.audit.watch import Watch
 
 SAMPLE = 4096
 """Elements of an output that are kept."""
-GROWTH = 16.0
+GROWTH = 64.0
 """An op is an amplifier when its error is this many times that of its inputs, or of the dtype where that is larger."""
 
 
@@ -66,21 +67,21 @@ class ValueMode(TorchDispatchMode):
     """Records the forward of the first iteration."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[_Value] = []
         self._watch = watch
         self._made: dict[int, tuple[int, Tensor]] = {}
         self._modules: list[str] = []
         self._tracking: Any = None
 
-    def __enter__(self) -> ValueMode:
+    def __enter__(self) -> Self:
         self._tracking = tracked_modules(self._watch.training.named_modules(), self._modules)
         self._tracking.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._tracking.__exit__(*exception)
         self._made.clear()
 
@@ -90,6 +91,8 @@ class ValueMode(TorchDispatchMode):
         del types
         out = func(*args, **(kwargs or {}))
         watch = self._watch
+        if watch.trace.events and any(event.kind is Kind.BACKWARD for event in watch.trace.events):
+            return out  # what follows the first backward has no part in the first loss
         if watch.step != 0 or watch.backward_depth or watch.ops.quiet or private.is_aliasing(func):
             return out
         with private.no_function_modes():
@@ -97,6 +100,8 @@ class ValueMode(TorchDispatchMode):
         return out
 
     def _record(self, func: Any, args: Any, out: Any) -> None:
+        if "empty" in func.name():
+            return  # what lies in new memory says nothing
         first = out[0] if isinstance(out, tuple | list) and out else out
         if not isinstance(first, Tensor) or not first.is_floating_point() or first.layout is not torch.strided:
             return

@@ -90,7 +90,7 @@ def ratios(evidence: Evidence) -> dict[str, float]:
 def bias(evidence: Evidence) -> float | None:
     """Relative size of AMP's gradients along the reference's, less 1; None where there is nothing to compare.
 
-    A wrong factor is common to all gradients: where what is left beside it is larger than the bias, there is none (0.0).
+    A wrong factor is common to all gradients and leaves their direction: elsewhere there is none, and this is 0.0.
     """
     exact = reference(evidence).gradients
     pairs = [
@@ -102,8 +102,10 @@ def bias(evidence: Evidence) -> float | None:
     if not pairs or not size or low_dtype(evidence.amp) is None or draws_in_16_bits(evidence.amp):
         return None
     factor = sum((actual * expected).sum().item() for actual, expected in pairs) / size
-    rest = sum(((actual - factor * expected) ** 2).sum().item() for actual, expected in pairs)
-    return factor - 1.0 if abs(factor - 1.0) > math.sqrt(rest / size) else 0.0
+    length = sum((actual * actual).sum().item() for actual, _ in pairs)
+    rest = length - factor * factor * size
+    same_direction = rest < 0.02 * length
+    return factor - 1.0 if same_direction and abs(factor - 1.0) > math.sqrt(max(rest, 0.0) / size) else 0.0
 
 
 def loss_ratio(evidence: Evidence) -> float | None:
@@ -117,6 +119,28 @@ def loss_ratio(evidence: Evidence) -> float | None:
         return None
     own = max(abs(full - expected) / abs(expected) / torch.finfo(torch.float32).eps, 1.0)
     return abs(actual - expected) / abs(expected) / (torch.finfo(low).eps * min(own, 64.0))
+
+
+UNPLACED_ERROR = 0.3
+"""Relative error of all gradients together above which they are wrong even where no op stands out: a few units whose ReLU
+flips in 16 bits make up to 0.1 of it in small networks."""
+
+
+def total_error(evidence: Evidence) -> float:
+    """``|g - g64| / |g64|`` over all first gradients together."""
+    exact = reference(evidence).gradients
+    pairs = [(value, exact[name]) for name, value in evidence.amp.gradients.items() if name in exact]
+    size = sum((expected * expected).sum().item() for _, expected in pairs)
+    error = sum(((actual - expected) ** 2).sum().item() for actual, expected in pairs if actual.shape == expected.shape)
+    return math.sqrt(error / size) if size else 0.0
+
+
+def ill_conditioned(evidence: Evidence) -> bool:
+    """Whether FP32's own errors are so large that the program itself magnifies rounding, whatever the precision."""
+    exact = reference(evidence).gradients
+    own = [relative(value, exact[name]) for name, value in evidence.fp32.gradients.items() if name in exact]
+    finite = sorted(value for value in own if math.isfinite(value))
+    return bool(finite) and finite[len(finite) // 2] > 16.0 * torch.finfo(torch.float32).eps
 
 
 def are_small(evidence: Evidence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from types import CodeType
@@ -70,7 +71,7 @@ class OpMode(TorchDispatchMode):
     """Hands each op to `OpWatch`, unless the watch wants quiet."""
 
     def __init__(self, ops: OpWatch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._ops = ops
 
     def __torch_dispatch__(
@@ -146,11 +147,9 @@ class OpWatch:
                 tensors += [item for item in value if isinstance(item, Tensor)]
         watch = self._watch
         backward = watch.backward_depth > 0
-        try:
+        # A tensor without storage has no address, and nothing that is looked for here.
+        with contextlib.suppress(RuntimeError):
             self._look(facts, tensors, args, out, backward=backward)
-        except RuntimeError:
-            # A tensor without storage has no address, and nothing that is looked for here.
-            pass
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
 
@@ -211,7 +210,7 @@ class OpWatch:
             inputs=tuple([tensor.dtype for tensor in tensors if tensor.is_floating_point()]),
             outputs=tuple([tensor.dtype for tensor in outputs]),
             module=module,
-            where=frame,  # type: ignore[arg-type] - made text of when the run is over
+            frame=frame,
             function=function,
             elements=first.numel(),
             in_place=facts.changes,
@@ -223,10 +222,8 @@ class OpWatch:
         if facts.product and function is not None:
             sides = self.function_products.setdefault(function, {False: set(), True: set()})
             sides[backward].add(first.dtype)
-        try:
+        with contextlib.suppress(RuntimeError):
             self.made[first.data_ptr()] = op
-        except RuntimeError:
-            pass
         region = self._watch.innermost_region()
         if region is not None and not backward:
             region["ops"] += 1
@@ -267,7 +264,7 @@ class OpWatch:
         made = self.made.get(address)
         if isinstance(made, Op):
             module = f" in {made.module}" if made.module else ""
-            return f"{text}: made by {made.name}{module} at {line(made.where)}"  # type: ignore[arg-type]
+            return f"{text}: made by {made.name}{module} at {line(made.frame)}"
         return f"{text}: given to the step"
 
     # What known tensors are used for.

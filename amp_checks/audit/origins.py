@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class OriginMode(TorchDispatchMode):
     """Looks at every output of every op of one iteration."""
 
     def __init__(self, watch: Watch, step: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._step = step
         self._origins: dict[int, tuple[Origin, Tensor]] = {}
@@ -102,15 +102,15 @@ class OriginMode(TorchDispatchMode):
         watch.on_backward = self._backward_ended
         watch.on_backward_start = self._backward_starts
 
-    def __enter__(self) -> OriginMode:
+    def __enter__(self) -> Self:
         training = self._watch.training
         self._tracking = tracked_modules(training.named_modules(), self._modules)
         self._tracking.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._tracking.__exit__(*exception)
 
     def __torch_dispatch__(

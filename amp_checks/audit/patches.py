@@ -88,89 +88,100 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _watch_scaler(replaced: _Replaced, watch: Watch) -> None:
-    cls = torch.amp.GradScaler
+    for name, make in (
+        ("__init__", _scaler_made),
+        ("scale", _scaled),
+        ("unscale_", _unscaled),
+        ("step", _scaler_steps),
+        ("update", _updated),
+    ):
+        replaced.method(torch.amp.GradScaler, name, functools.partial(make, watch))
 
-    def init(original: Method) -> Method:
-        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            asked = kwargs.get("enabled", args[5] if len(args) > 5 else True)
-            device = kwargs.get("device", args[0] if args else "cuda")
-            watch.made_scaler(self, asked=bool(asked), device=str(device))
 
-        return replacement
+def _scaler_made(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        asked = kwargs.get("enabled", args[5] if len(args) > 5 else True)
+        device = kwargs.get("device", args[0] if args else "cuda")
+        watch.made_scaler(self, asked=bool(asked), device=str(device))
 
-    def scale(original: Method) -> Method:
-        def replacement(self: Any, outputs: Any) -> Any:
-            result = original(self, outputs)
-            if self.is_enabled():
-                watch.scaled(outputs, result, self.get_scale())
-            return result
+    return replacement
 
-        return replacement
 
-    def unscale(original: Method) -> Method:
-        def replacement(self: Any, optimizer: Any) -> Any:
-            if not self.is_enabled():
-                return original(self, optimizer)
-            by_user = not _called_by_torch()
-            with watch.quiet_ops():
-                result = original(self, optimizer)
-            if by_user:
-                watch.unscaled(optimizer)
-            return result
+def _scaled(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, outputs: Any) -> Any:
+        result = original(self, outputs)
+        if self.is_enabled():
+            watch.scaled(outputs, result, self.get_scale())
+        return result
 
-        return replacement
+    return replacement
 
-    def step(original: Method) -> Method:
-        def replacement(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            with watch.scaler_steps(self, optimizer):
-                return original(self, optimizer, *args, **kwargs)
 
-        return replacement
+def _unscaled(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, optimizer: Any) -> Any:
+        if not self.is_enabled():
+            return original(self, optimizer)
+        by_user = not _called_by_torch()
+        with watch.quiet_ops():
+            result = original(self, optimizer)
+        if by_user:
+            watch.unscaled(optimizer)
+        return result
 
-    def update(original: Method) -> Method:
-        def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with watch.quiet_ops():
-                result = original(self, *args, **kwargs)
-            if self.is_enabled():
-                watch.updated(self)
-            return result
+    return replacement
 
-        return replacement
 
-    for name, make in (("__init__", init), ("scale", scale), ("unscale_", unscale), ("step", step), ("update", update)):
-        replaced.method(cls, name, make)
+def _scaler_steps(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with watch.scaler_steps(self, optimizer):
+            return original(self, optimizer, *args, **kwargs)
+
+    return replacement
+
+
+def _updated(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with watch.quiet_ops():
+            result = original(self, *args, **kwargs)
+        if self.is_enabled():
+            watch.updated(self)
+        return result
+
+    return replacement
 
 
 def _watch_regions(replaced: _Replaced, watch: Watch) -> None:
-    def enter(original: Method) -> Method:
-        def replacement(self: Any) -> Any:
-            result = original(self)
-            watch.entered(*private.region_settings(self))
-            return result
+    for name, make in (("__init__", _region_made), ("__enter__", _entered), ("__exit__", _left)):
+        replaced.method(torch.autocast, name, functools.partial(make, watch))
 
-        return replacement
 
-    def leave(original: Method) -> Method:
-        def replacement(self: Any, *args: Any) -> Any:
-            watch.left()
-            return original(self, *args)
+def _region_made(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        asked = kwargs.get("enabled", args[2] if len(args) > 2 else True)
+        device, _, enabled, _ = private.region_settings(self)
+        if asked and not enabled:
+            watch.tell(Kind.DISABLED_REGION, device=device)
 
-        return replacement
+    return replacement
 
-    def init(original: Method) -> Method:
-        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            asked = kwargs.get("enabled", args[2] if len(args) > 2 else True)
-            device, _, enabled, _ = private.region_settings(self)
-            if asked and not enabled:
-                watch.tell(Kind.DISABLED_REGION, device=device)
 
-        return replacement
+def _entered(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any) -> Any:
+        result = original(self)
+        watch.entered(*private.region_settings(self))
+        return result
 
-    replaced.method(torch.autocast, "__init__", init)
-    replaced.method(torch.autocast, "__enter__", enter)
-    replaced.method(torch.autocast, "__exit__", leave)
+    return replacement
+
+
+def _left(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any) -> Any:
+        watch.left()
+        return original(self, *args)
+
+    return replacement
 
 
 def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
@@ -207,64 +218,73 @@ def _watch_emulation(replaced: _Replaced, watch: Watch) -> None:
 
 
 def _watch_others(replaced: _Replaced, watch: Watch) -> None:
-    def made(original: Method) -> Method:
-        def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            watch.number(self)
-
-        return replacement
-
-    def zero(parameters: Callable[[Any], list[torch.Tensor]]) -> Callable[[Method], Method]:
-        def make(original: Method) -> Method:
-            def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with watch.quiet_ops():
-                    result = original(self, *args, **kwargs)
-                watch.zeroed(parameters(self))
-                return result
-
-            return replacement
-
-        return make
-
-    def scheduled(original: Method) -> Method:
-        def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-            by_user = not _called_by_torch()
-            result = original(self, *args, **kwargs)
-            if by_user:
-                watch.scheduled(self)
-            return result
-
-        return replacement
-
-    def applied(original: Method) -> Method:
-        def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if cls.__module__.startswith("torch."):
-                return original(cls, *args, **kwargs)
-            watch.applied(cls, decorated=_is_decorated(cls))
-            watch.ops.functions.append(cls.__name__)
-            try:
-                return original(cls, *args, **kwargs)
-            finally:
-                watch.ops.functions.pop()
-
-        return replacement
-
-    def saved(original: Method) -> Method:
-        def replacement(what: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.saved(optimizer=holds(what, _OPTIMIZER_KEYS), scaler=holds(what, _SCALER_KEYS))
-            return original(what, *args, **kwargs)
-
-        return replacement
-
-    replaced.method(torch.optim.Optimizer, "__init__", made)
-    replaced.method(
-        torch.optim.Optimizer, "zero_grad", zero(lambda self: [p for g in self.param_groups for p in g["params"]])
-    )
-    replaced.method(torch.nn.Module, "zero_grad", zero(lambda self: list(self.parameters())))
+    optimizer = torch.optim.Optimizer
+    replaced.method(optimizer, "__init__", functools.partial(_optimizer_made, watch))
+    replaced.method(optimizer, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_optimizer))
+    replaced.method(torch.nn.Module, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_module))
     for cls in _schedulers():
-        replaced.method(cls, "step", scheduled)
-    replaced.method(torch.autograd.Function, "apply", applied)
-    replaced.method(torch, "save", saved)
+        replaced.method(cls, "step", functools.partial(_scheduled, watch))
+    replaced.method(torch.autograd.Function, "apply", functools.partial(_applied, watch))
+    replaced.method(torch, "save", functools.partial(_saved, watch))
+
+
+def _optimizer_made(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        watch.number(self)
+
+    return replacement
+
+
+def _parameters_of_optimizer(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _parameters_of_module(module: Any) -> list[torch.Tensor]:
+    return list(module.parameters())
+
+
+def _zeroed(watch: Watch, parameters: Callable[[Any], list[torch.Tensor]], original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with watch.quiet_ops():
+            result = original(self, *args, **kwargs)
+        watch.zeroed(parameters(self))
+        return result
+
+    return replacement
+
+
+def _scheduled(watch: Watch, original: Method) -> Method:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        by_user = not _called_by_torch()
+        result = original(self, *args, **kwargs)
+        if by_user:
+            watch.scheduled(self)
+        return result
+
+    return replacement
+
+
+def _applied(watch: Watch, original: Method) -> Method:
+    def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch."):
+            return original(cls, *args, **kwargs)
+        watch.applied(cls, decorated=_is_decorated(cls))
+        watch.ops.functions.append(cls.__name__)
+        try:
+            return original(cls, *args, **kwargs)
+        finally:
+            watch.ops.functions.pop()
+
+    return replacement
+
+
+def _saved(watch: Watch, original: Method) -> Method:
+    def replacement(what: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.saved(optimizer=holds(what, _OPTIMIZER_KEYS), scaler=holds(what, _SCALER_KEYS))
+        return original(what, *args, **kwargs)
+
+    return replacement
 
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}

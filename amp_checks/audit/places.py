@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -54,10 +55,8 @@ def line(place: tuple[CodeType, int] | None) -> str | None:
     if place is None:
         return None
     path = Path(place[0].co_filename)
-    try:
+    with contextlib.suppress(ValueError):
         path = path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        pass
     return f"{path}:{place[1]}"
 
 

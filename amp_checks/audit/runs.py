@@ -90,7 +90,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
             no_fp64=no_fp64,
             rehearsal=rehearsal,
             origins=_origins(case, backend, amp),
-            resumed=resume(case, backend, training, watch),
+            resumed=_resumed(case, backend, training, watch),
         )
         if not measures.are_small(evidence):
             evidence = dataclasses.replace(evidence, amplified=_amplified(case, backend))
@@ -139,6 +139,13 @@ def _origins(case: AuditCase, backend: Backend, amp: Trace) -> Origins | None:
         if at == step or found.first() is not None:
             return found
     return None
+
+
+def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch) -> Resumed | None:
+    before = state.capture()
+    with _all_seeded(case.id), ExitStack() as stack:
+        stack.callback(state.restore, before)
+        return resume(case, backend, training, watch)
 
 
 def _amplified(case: AuditCase, backend: Backend) -> Amplified | None:

@@ -29,7 +29,8 @@ def mark(scaled: Any, scale: float) -> None:
     """Note that these losses were scaled."""
     for tensor in tensors(scaled):
         if tensor.grad_fn is not None:
-            tensor.grad_fn.metadata[_MARK] = scale
+            metadata: dict[str, float] = tensor.grad_fn.metadata  # type: ignore[assignment]
+            metadata[_MARK] = scale
 
 
 def scale_of(loss: Any) -> float | None:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Op:
         step: the iteration.
         backward: whether it ran in backward; then module and where are those of the forward op it belongs to.
         inputs, outputs: dtypes of its floating tensors.
-        module, where: as of `Event`.
+        module, where: as of `Event`; ``frame`` is what ``where`` is made of when the run is over.
         function: name of the custom autograd function it ran in, or None.
         elements: of its first output.
         low, high: least and greatest value of a 16-bit output; NaN where unknown.
@@ -78,7 +79,8 @@ class Op:
     inputs: tuple[torch.dtype, ...]
     outputs: tuple[torch.dtype, ...]
     module: str | None
-    where: str | None
+    frame: tuple[CodeType, int] | None
+    where: str | None = None
     function: str | None = None
     elements: int = 0
     low: float = math.nan

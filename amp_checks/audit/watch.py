@@ -125,7 +125,7 @@ class Watch:
             self.ops.end_step()
             trace.losses = [(step, value.double().item() / scale) for step, value, scale in self._losses]
             for op in trace.ops:
-                op.where = line(op.where)  # type: ignore[arg-type]
+                op.where = line(op.frame)
             trace.function_products = {
                 name: (frozenset(sides[False]), frozenset(sides[True]))
                 for name, sides in self.ops.function_products.items()

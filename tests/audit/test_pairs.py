@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from amp_checks.audit import AuditCase, Report, Severity, audit
 from amp_checks.audit.rules import RULES
 from amp_checks.audit.rules.errors import KNOWN
 
+sys.path.insert(0, str(data.fixture("audit")))  # no package: a fixture is a program of its own
 LOOPS = sorted(path.stem for path in data.fixture("audit").glob("loops_*.py"))
 for _name in LOOPS:
     importlib.import_module(_name)

@@ -6,6 +6,7 @@ One row an architecture: the one place to add another. ``build()`` gives the mod
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -54,35 +55,32 @@ def _labelled(length: int = 12, count: int = 2) -> Callable[[], dict[str, torch.
 
 def _torchvision(name: str, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import torchvision
-
-        model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=10, **settings)
+        models = importlib.import_module("torchvision.models")
+        model: nn.Module = models.get_model(name, weights=None, num_classes=10, **settings)
         return model
 
     return build
 
 
 def _vit() -> nn.Module:
-    from torchvision.models import VisionTransformer
-
-    return VisionTransformer(
+    made: nn.Module = importlib.import_module("torchvision.models").VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=10
     )
+    return made
 
 
 def _swin() -> nn.Module:
-    from torchvision.models import SwinTransformer
-
-    return SwinTransformer(
+    made: nn.Module = importlib.import_module("torchvision.models").SwinTransformer(
         patch_size=[2, 2], embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], num_classes=10
     )
+    return made
 
 
 def _timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import timm
-
-        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **settings)
+        model: nn.Module = importlib.import_module("timm").create_model(
+            name, pretrained=False, num_classes=10, **settings
+        )
         return model
 
     return build
@@ -90,8 +88,7 @@ def _timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
 
 def _transformers(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import transformers
-
+        transformers = importlib.import_module("transformers")
         made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
         return made.train()
 
@@ -171,9 +168,7 @@ class Unet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from diffusers import UNet2DModel
-
-        self.unet = UNet2DModel(
+        self.unet = importlib.import_module("diffusers").UNet2DModel(
             sample_size=16,
             in_channels=3,
             out_channels=3,
@@ -263,8 +258,8 @@ def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     if isinstance(batch, dict):
         out: torch.Tensor = model(**batch).loss
         return out
-    output = model(batch)
-    return (output.float() - 1.0).square().mean()
+    value: torch.Tensor = (model(batch).float() - 1.0).square().mean()
+    return value
 
 
 def move(batch: Batch, device: str) -> Batch:

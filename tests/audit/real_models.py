@@ -1,8 +1,13 @@
-"""Real architectures: no crash, no false alarm; and a fault planted in one of their modules is placed on that module."""
+"""Real architectures: no crash, no false alarm; and a fault planted in one of their modules is placed on that module.
+
+Needs torchvision, timm, transformers and diffusers, and is collected only where it is named: ``pytest
+tests/audit/real_models.py`` (the tox environment ``models``).
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +26,7 @@ def _case(architecture: Architecture, plant: Any = None) -> AuditCase:
             plant(model, dtype)
         model.to(device).train()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-        scaler = torch.amp.GradScaler(device, init_scale=2.0**8, enabled=dtype is torch.float16)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**12, enabled=dtype is torch.float16)
 
         def step(batch: Any) -> None:
             optimizer.zero_grad()
@@ -83,10 +88,13 @@ class _HalfBuffer(nn.Module):
         return self.inner(*args, **kwargs) * self.table
 
 
-def _last_linear(model: nn.Module) -> str:
-    """A linear layer late in the model whose output is used as a tensor."""
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
-    return names[-1] if names else [name for name, module in model.named_modules() if type(module) is nn.Conv2d][-1]
+def _last_layer(model: nn.Module) -> str:
+    """The last linear layer of the model, or where there is none its last convolution."""
+    for kind in (nn.Linear, nn.Conv2d):
+        names = [name for name, module in model.named_modules() if type(module) is kind]
+        if names:
+            return str(names[-1])
+    raise LookupError("no layer to plant a fault in")
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -94,7 +102,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-PLANTS = {
+PLANTS: dict[str, tuple[str, Callable[[nn.Module, torch.dtype], nn.Module]]] = {
     "overflow": ("non-finite-loss", lambda inner, dtype: _Overflowing(inner)),
     "eps": ("constant-does-not-exist", lambda inner, dtype: _TinyEps(inner)),
     "buffer": ("16-bit-buffer", _HalfBuffer),
@@ -110,9 +118,9 @@ def test_planted_fault_is_placed_on_its_module(kind: str, fault: str) -> None:
     planted: list[str] = []
 
     def plant(model: nn.Module, dtype: torch.dtype) -> None:
-        name = _last_linear(model)
+        name = _last_layer(model)
         planted[:] = [name]
-        _replace(model, name, wrap(model.get_submodule(name), dtype))  # type: ignore[no-untyped-call]
+        _replace(model, name, wrap(model.get_submodule(name), dtype))
 
     report = _audit(_case(architecture, plant), "emulated-cuda-float16")
     found = [one for one in report.diagnostics if one.rule == rule]

@@ -1,0 +1,51 @@
+"""An audit as a check of the suite: the same rules, run by `measure`, which fails on errors alone."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from amp_checks import backends, data
+from amp_checks.audit import AuditCase
+from amp_checks.audit.rules import RULES
+from amp_checks.cases.audit import CASES
+from amp_checks.checks.audit import check_training_step, checks_for
+from amp_checks.core import Status, measure
+
+sys.path.insert(0, str(data.fixture("audit")))
+
+
+@pytest.mark.parametrize("backend", ["cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"])
+def test_reference_program_passes(backend: str) -> None:
+    for case in CASES:
+        assert list(checks_for(case)) == [check_training_step]
+        result = measure(check_training_step, case, backends.backend(backend))
+        assert result.status is Status.PASSED, result.describe()
+        assert {finding.subject.split()[0] for finding in result.findings} >= set(RULES) - {"initial-scale"}
+
+
+@pytest.mark.parametrize("name", ["clip_norm_of_scaled", "zero_grad_forgotten", "squares_overflow"])
+def test_faulty_program_fails_and_says_where(name: str) -> None:
+    for module in ("loops_protocol", "loops_values"):
+        importlib.import_module(module)
+    pair = next(one for one in importlib.import_module("audit_pairs").PAIRS if one.id == name)
+    result = measure(
+        check_training_step, AuditCase(id=name, build=pair.twin(fault=True)), backends.backend("cpu-float16")
+    )
+    assert result.status is Status.FAILED
+    failed = [finding for finding in result.failures if finding.subject.startswith(pair.rule)]
+    assert failed
+    assert any(f":{line}" in finding.subject for finding in failed for line in pair.lines())
+    assert "remedy:" in failed[0].why
+
+
+def test_warning_alone_passes() -> None:
+    importlib.import_module("loops_protocol")
+    pair = next(one for one in importlib.import_module("audit_pairs").PAIRS if one.id == "scheduler_steps_always")
+    result = measure(
+        check_training_step, AuditCase(id="s", build=pair.twin(fault=True)), backends.backend("cpu-float16")
+    )
+    assert result.status is Status.PASSED
+    assert any(finding.subject.startswith("scheduler-on-skipped-step") for finding in result.findings)
