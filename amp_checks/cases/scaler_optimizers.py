@@ -21,6 +21,7 @@ class OptimizerCase:
         settings: its arguments; the implementation is chosen among them.
         shapes: of its parameters.
         sparse: gradients are sparse COO, over rows.
+        graphed: its steps are captured in a CUDA graph and replayed.
         device_only: the implementation exists on an accelerator only (capturable): real cuda backends.
     """
 
@@ -29,6 +30,7 @@ class OptimizerCase:
     settings: tuple[tuple[str, float | bool], ...] = ()
     shapes: tuple[Shape, ...] = DENSE
     sparse: bool = False
+    graphed: bool = False
     device_only: bool = False
     behaviours: tuple[int, ...] = (23, 24)
     family: str = "scaler"
@@ -96,6 +98,12 @@ ROWS: tuple[OptimizerCase, ...] = (
         _row(optimizer, implementation, settings)
         for optimizer, (implementations, settings) in _HAS.items()
         for implementation in implementations
+    ),
+    *(
+        dataclasses.replace(
+            _row(optimizer, "fused-capturable", ()), id=f"optimizer-{optimizer}-fused-capturable-graph", graphed=True
+        )
+        for optimizer in ("Adam", "AdamW")
     ),
     OptimizerCase(id="optimizer-Muon", optimizer="Muon", settings=(("lr", 0.125),), shapes=MATRICES),
     OptimizerCase(

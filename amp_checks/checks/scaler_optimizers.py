@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from amp_checks.cases.scaler_optimizers import OptimizerCase
 from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.scaler.graphed import GraphedTraining
 from amp_checks.scaler.training import Bits, Training, difference, run_steps
 
 SCALE = 1024.0
@@ -25,7 +27,12 @@ def checks_for(_: OptimizerCase) -> Iterator[Check]:
 
 
 def _start(case: OptimizerCase, backend: Backend) -> Training:
-    return Training(case, backend, backend.scaler(init_scale=SCALE))
+    return _training(case, backend, backend.scaler(init_scale=SCALE))
+
+
+def _training(case: OptimizerCase, backend: Backend, scaler: Any) -> Training:
+    kind = GraphedTraining if case.graphed else Training
+    return kind(case, backend, scaler)
 
 
 def _compare(actual: Bits, expected: Bits, *, when: str, why: str) -> Iterator[Finding]:
@@ -63,7 +70,7 @@ def check_skipped_step_leaves_unscaled_gradients(case: OptimizerCase, backend: B
     """The finite gradients of a skipped step have been divided by the scale, as ``step`` does for all of them."""
     training = run_steps(_start(case, backend), ["first"])
     training.step("bad", bad=math.inf)
-    plain = Training(case, backend, None)
+    plain = _training(case, backend, None)
     plain.set_gradients("bad", bad=math.inf)
     yield from _compare(
         _gradients(training),
@@ -113,7 +120,7 @@ def _uninitialised_memory_is_nan() -> Iterator[None]:
 def check_scaled_step_equals_unscaled_step(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
     """Multiplying by a power of two and dividing again is exact: scaled training is the unscaled one."""
     scaled = run_steps(_start(case, backend), ["first", "second"])
-    plain = run_steps(Training(case, backend, None), ["first", "second"])
+    plain = run_steps(_training(case, backend, None), ["first", "second"])
     why = "the scale is a power of two: scaling and unscaling round nothing"
     yield from _compare(scaled.bits_of_parameters(), plain.bits_of_parameters(), when="after two steps", why=why)
     yield from _compare(scaled.bits_of_state(), plain.bits_of_state(), when="after two steps", why=why)

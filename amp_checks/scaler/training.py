@@ -52,13 +52,18 @@ class Training:
 
     def set_gradients(self, name: str, *, bad: float | None = None) -> None:
         """What ``scaler.scale(loss).backward()`` leaves in ``.grad``."""
-        for number, parameter in enumerate(self.parameters):
-            weight = numerics.randn(
-                *parameter.shape, seed=f"{self.case.id} {name} {number}", device=self.backend.device_type
-            )
-            if bad is not None and number == len(self.parameters) - 1:
-                weight.reshape(-1)[-1] = bad
+        for parameter, weight in zip(self.parameters, self.weights_of(name, bad=bad), strict=True):
             parameter.grad = self._gradient(parameter, weight)
+
+    def weights_of(self, name: str, *, bad: float | None = None) -> list[torch.Tensor]:
+        """The unscaled gradients of a step."""
+        weights = [
+            numerics.randn(*parameter.shape, seed=f"{self.case.id} {name} {number}", device=self.backend.device_type)
+            for number, parameter in enumerate(self.parameters)
+        ]
+        if bad is not None:
+            weights[-1].reshape(-1)[-1] = bad
+        return weights
 
     def _gradient(self, parameter: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         leaf = torch.zeros_like(weight, requires_grad=True)
