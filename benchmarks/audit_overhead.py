@@ -40,7 +40,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.norm2(self.second(self.norm1(self.first(x)).relu()))
-        return (out + self.short(x)).relu()
+        summed: torch.Tensor = out + self.short(x)
+        return summed.relu()
 
 
 def cnn() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

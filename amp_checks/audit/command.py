@@ -71,7 +71,7 @@ def _reports(args: argparse.Namespace) -> list[Report]:
 
 
 def _default(case: AuditCase) -> tuple[str, ...]:
-    """All default backends for a case that takes its device; the one it was written for, cuda, for one that does not."""
+    """All default backends for a case that takes its device; cuda, real or emulated, for one that names its own."""
     from amp_checks import backends
     from amp_checks.audit.training import takes_device
 

@@ -1,4 +1,4 @@
-"""Run a float32 program in float64: every floating dtype it names is read as float64, its random numbers stay the same."""
+"""Run a float32 program in float64: each floating dtype it names is read as float64, its random numbers stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
-_SET_GRADIENT = vars(torch._C.TensorBase)["grad"].__set__
+_SET_GRADIENT = vars(private.TensorBase)["grad"].__set__
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 

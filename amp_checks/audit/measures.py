@@ -122,8 +122,8 @@ def loss_ratio(evidence: Evidence) -> float | None:
 
 
 UNPLACED_ERROR = 0.3
-"""Relative error of all gradients together above which they are wrong even where no op stands out: a few units whose ReLU
-flips in 16 bits make up to 0.1 of it in small networks."""
+"""Relative error of all gradients together above which they are wrong even where no op stands out: a few
+units whose ReLU flips in 16 bits make up to 0.1 of it in small networks."""
 
 
 def total_error(evidence: Evidence) -> float:

@@ -68,7 +68,7 @@ class Origins:
 
 
 def first_trouble(trace: Trace) -> int | None:
-    """The first iteration whose loss is not finite, else whose gradients overflowed, else the last if its state is bad."""
+    """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad."""
     from amp_checks.audit.trace import Kind
 
     bad = [step for step, loss in trace.losses if not math.isfinite(loss)]

@@ -1,7 +1,7 @@
 """What is replaced in torch while a run is watched, so that an unmodified program tells what it does.
 
-Methods are replaced on their classes: whoever imported a class by name is seen too. `neutral` goes the same way to run a
-program with every region and scaler disabled, whatever it wrote.
+Methods are replaced on their classes: whoever imported a class by name is seen too. `neutral` goes the same way to
+run a program with every region and scaler disabled, whatever it wrote.
 """
 
 from __future__ import annotations

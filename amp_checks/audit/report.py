@@ -15,6 +15,7 @@ from amp_checks.audit.diagnostics import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
 from amp_checks.audit.measures import draws_in_16_bits
 from amp_checks.audit.runs import Evidence, gather
+from amp_checks.audit.trace import Trace
 from amp_checks.audit.training import AuditCase
 from amp_checks.core import Backend, first_line
 
@@ -88,14 +89,9 @@ def _summary(evidence: Evidence) -> dict[str, str]:
             bits = f"{math.log2(65504 / size):.1f} bits below 65504" if size else "all zero"
             where = f", at {worst.where}" if worst.where else ""
             summary[f"largest float16 value, {name}"] = f"{size:.4g} ({bits}), {worst.name}{where}"
-    flushed = {
-        name: (float((value == 0).double().mean()), float(((value != 0) & (value.abs() < 6.1e-5)).double().mean()))
-        for name, value in trace.gradients.items()
-        if value.numel()
-    }
-    if flushed:
-        worst_name = max(flushed, key=lambda name: flushed[name][0])
-        summary["most zeros in a gradient"] = f"{flushed[worst_name][0]:.1%} of {worst_name}"
+    worst = _most_zeros(trace)
+    if worst is not None:
+        summary["most zeros in a gradient"] = worst
     if trace.scales:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
     skipped = sum(facts for facts in trace.first_real.values())
@@ -110,6 +106,15 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     if trace.failure is not None:
         summary["raised"] = first_line(trace.failure.error)
     return summary
+
+
+def _most_zeros(trace: Trace) -> str | None:
+    zeros = {name: float((value == 0).double().mean()) for name, value in trace.gradients.items() if value.numel()}
+    if not zeros:
+        return None
+    name = max(zeros, key=lambda key: zeros[key])
+    small = (trace.gradients[name] != 0) & (trace.gradients[name].abs() < torch.finfo(torch.float16).tiny)
+    return f"{zeros[name]:.1%} of {name}, and {float(small.double().mean()):.1%} below 6.1e-5"
 
 
 def text(report: Report) -> str:

@@ -37,7 +37,7 @@ class Training:
         run: the whole loop, called once with no argument, where the loop itself is what may be wrong.
         loss: ``loss(model, batch)`` gives a scalar; the loop around it is ours, and as torch's documentation has it.
         optimizer, scaler, scheduler: optional: what ``step`` takes by these names. ``loss`` trains with ``optimizer``.
-        save, load: optional: ``save()`` gives what the user would write to a checkpoint, ``load(state)`` resumes from it.
+        save, load: optional: ``save()`` gives what the user would write to a checkpoint, ``load(state)`` resumes.
     """
 
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]

@@ -5,6 +5,8 @@ A user's own programs are rows too: ``parametrize_with_checks([AuditCase(id="min
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ def _reference(device: str, dtype: torch.dtype) -> Training:
     model = SimpleTextModel(target.shape[1]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipes.LEARNING_RATE)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10, enabled=dtype is torch.float16)
-    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scaler": scaler}
 
     def step(batch: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -30,7 +32,7 @@ def _reference(device: str, dtype: torch.dtype) -> Training:
         scaler.step(optimizer)
         scaler.update()
 
-    def load(state: dict[str, dict[str, object]]) -> None:
+    def load(state: dict[str, Any]) -> None:
         for name, part in parts.items():
             part.load_state_dict(state[name])
 

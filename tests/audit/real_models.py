@@ -55,8 +55,10 @@ def _audit(case: AuditCase, backend: str) -> Report:
 )
 def test_no_crash_and_no_false_alarm(architecture: Architecture, backend: str) -> None:
     report = _audit(_case(architecture), backend)
-    alarms = [(one.rule, one.place, one.message) for one in report.diagnostics if one.severity is not Severity.NOTE]
-    assert alarms == []
+    alarms = [one for one in report.diagnostics if one.severity is not Severity.NOTE]
+    unexpected = [one for one in alarms if one.rule not in architecture.true_findings]
+    assert [(one.rule, one.place, one.message) for one in unexpected] == []
+    assert {one.rule for one in alarms} == architecture.true_findings
 
 
 class _Overflowing(nn.Module):
@@ -107,13 +109,16 @@ PLANTS: dict[str, tuple[str, Callable[[nn.Module, torch.dtype], nn.Module]]] = {
     "eps": ("constant-does-not-exist", lambda inner, dtype: _TinyEps(inner)),
     "buffer": ("16-bit-buffer", _HalfBuffer),
 }
-KINDS = {architecture.kind: architecture for architecture in reversed(ARCHITECTURES)}
+LIGHT = (
+    "squeezenet1_1 shufflenet_v2_x0_5 vit swin timm_vit mixer bert distilbert gpt2 llama mistral t5 whisper "
+    "wav2vec2 lstm unet"
+).split()
+"""Every kind, by architectures that run in seconds."""
 
 
 @pytest.mark.parametrize("fault", PLANTS)
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_planted_fault_is_placed_on_its_module(kind: str, fault: str) -> None:
-    architecture = KINDS[kind]
+@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one.id in LIGHT], ids=lambda one: one.id)
+def test_planted_fault_is_placed_on_its_module(architecture: Architecture, fault: str) -> None:
     rule, wrap = PLANTS[fault]
     planted: list[str] = []
 

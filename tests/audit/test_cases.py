@@ -154,7 +154,7 @@ def test_seeds_compare_trainings() -> None:
 def test_what_is_no_case_gets_one_clear_message() -> None:
     model = nn.Linear(4, 4)
     batch = [torch.randn(2, 4)]
-    _refused(lambda: None, "must return an amp_checks.audit.Training .* it returned NoneType")
+    _refused(lambda: None, r"must return an amp_checks\.audit\.Training .* it returned NoneType")
     _refused(lambda: {"step": print}, "gave no model")
     _refused(lambda: {"model": model, "stop": 1}, "unknown keys stop")
     _refused(lambda: {"model": model}, "one of step, run and loss; it gave none")
@@ -169,11 +169,11 @@ def test_what_is_no_case_gets_one_clear_message() -> None:
     def step(_: Any) -> None:
         raise ValueError("no such column")
 
-    _refused(lambda: {"model": model, "step": step, "batches": batch}, "raises in float32 too.*no such column")
+    _refused(lambda: {"model": model, "step": step, "batches": batch}, r"raises in float32 too.*no such column")
 
 
 def test_loading_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is named package.module:function"):
+    with pytest.raises(UsageError, match=r"is named package\.module:function"):
         load("train")
     with pytest.raises(UsageError, match="there is no module 'no_such_module'"):
         load("no_such_module:case")
@@ -185,7 +185,7 @@ def test_loading_says_what_is_missing(tmp_path: Path) -> None:
         load(f"{file}:two")
     broken = tmp_path / "broken_case.py"
     broken.write_text("import torch\nraise OSError('disk')\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="raised OSError: disk .*broken_case.py:2"):
+    with pytest.raises(UsageError, match=r"raised OSError: disk .*broken_case\.py:2"):
         load(f"{broken}:case")
     imports = tmp_path / "imports_case.py"
     imports.write_text("import not_there_at_all\n", encoding="utf-8")

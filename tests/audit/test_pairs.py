@@ -1,4 +1,4 @@
-"""Every faulty loop is found, named and placed; its corrected twin raises no alarm; every rule has a loop that trips it."""
+"""Every faulty loop is found, named and placed, its corrected twin raises no alarm, every rule is tripped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ for _name in LOOPS:
 PAIRS: list[Any] = importlib.import_module("audit_pairs").PAIRS
 
 REPORTS = (
-    "B11 B19 B27 B30 B33 B45 B46 B47 B50 B52 B53 B56 B57 B59 B62 B64 B65 B70 B73 B74 B75 B78 B81 B82 B83 B84 B87 B88 B90"
+    "B11 B19 B27 B30 B33 B45 B46 B47 B50 B52 B53 B56 B57 B59 B62 "
+    "B64 B65 B70 B73 B74 B75 B78 B81 B82 B83 B84 B87 B88 B90"
 ).split()
 """Faults that were reported in public and belong to a user's training step."""
 

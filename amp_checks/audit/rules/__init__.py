@@ -1,7 +1,7 @@
 """The rules: each a function that looks at the evidence of an audit and yields what it finds.
 
-The one place to add a rule is a function with ``@rule(...)`` in one of this package's modules, and a pair of fixtures (a
-faulty loop, its corrected twin) in ``fixtures/audit``; the tests refuse a rule that no fixture trips.
+The one place to add a rule is a function with ``@rule(...)`` in one of this package's modules, and a pair of fixtures
+(a faulty loop, its corrected twin) in ``fixtures/audit``; the tests refuse a rule that no fixture trips.
 """
 
 from __future__ import annotations

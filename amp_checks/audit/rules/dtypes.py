@@ -46,7 +46,7 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
 
 @rule("kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
 def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
-    """The op is one that autocast runs in float32; an explicit cast outside of a region, or in a disabled one, kept it down."""
+    """Autocast would run the op in float32; outside of a region, or in a disabled one, it takes what it is given."""
     device = evidence.backend.device_type
     if all(facts.dtype in LOW for facts in evidence.amp.parameters.values()):
         return
@@ -63,7 +63,7 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
 
 @rule("kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
 def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
-    """Autocast casts neither in-place and out= forms nor float64: such a product runs wide in the middle of a region."""
+    """Autocast casts neither in-place and out= forms nor float64: such a product runs wide within a region."""
     for op in evidence.amp.ops:
         name = op.name.removeprefix("aten::").partition(".")[0].rstrip("_")
         if op.backward or op.region is None or name not in _PRODUCTS or op.function is not None:

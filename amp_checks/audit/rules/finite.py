@@ -24,7 +24,7 @@ _HINTS = {
     "exp": "subtract the maximum first, or compute in float32",
     "sum": "sum in float32: x.float().sum(), or sum(dtype=torch.float32)",
     "mean": "average in float32",
-    "softmax": "a row that is masked whole has no softmax: mask with torch.finfo(dtype).min once, or leave such rows out",
+    "softmax": "a row masked whole has no softmax: mask with torch.finfo(dtype).min once, or leave such rows out",
     "add": "two masks of torch.finfo(dtype).min add up to -inf: combine boolean masks first, and add one",
     "mm": "the product leaves float16's range: run this layer in float32, scale its input, or train in bfloat16",
 }
@@ -88,7 +88,7 @@ def _same_in_float32(evidence: Evidence, step: int) -> bool:
 
 @rule("non-finite-gradient", ERROR, remedy="see the op")
 def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
-    """The loss is finite and a gradient is not. Too high a loss scale may do that for a few steps, and heals; this does not."""
+    """The loss is finite, a gradient is not. Too high a loss scale may do that for a few steps, and heals."""
     found = evidence.origins
     if found is None or found.loss is not None or found.gradient is None:
         return
@@ -98,7 +98,8 @@ def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
         return
     yield _found(
         origin,
-        f"the gradient of {found.parameter} is not finite though the loss is: in backward of this line, {describe(origin)}",
+        f"the gradient of {found.parameter} is not finite though the loss is: in backward of this line, "
+        f"{describe(origin)}",
         step=found.step,
     )
 
@@ -141,11 +142,11 @@ def weights_not_finite(evidence: Evidence) -> Iterator[Found]:
 
 @rule("overflow-unseen", WARNING, remedy="see the op")
 def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
-    """A value left its dtype's range and did not reach the loss: a metric, a statistic, a branch that is masked today."""
+    """A value left its dtype's range and did not reach the loss: a metric, a statistic, a masked branch."""
     if any(not math.isfinite(loss) for _, loss in evidence.amp.losses):
         return
     for op in evidence.amp.ops:
-        if op.backward or math.isnan(op.high) and math.isnan(op.low) and op.elements == 0:
+        if op.backward:
             continue
         if math.isinf(op.high) or math.isinf(op.low):
             if op.name.partition(".")[0] in _MAKING:
@@ -163,7 +164,7 @@ def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
 
 @rule("constant-does-not-exist", WARNING, remedy="see the constant")
 def constant_does_not_exist(evidence: Evidence) -> Iterator[Found]:
-    """An eps that is 0, a bound of 1 - 1e-6 that is 1, a mask of -1e9 that is -inf: in 16 bits the guard is not there."""
+    """An eps that is 0, a bound of 1 - 1e-6 that is 1, a mask of -1e9 that is -inf: in 16 bits no guard."""
     for event in evidence.amp.of(Kind.LOST_CONSTANT):
         constant, becomes = event.data["constant"], event.data["becomes"]
         dtype = str(event.data["dtype"]).removeprefix("torch.")

@@ -9,17 +9,17 @@ import torch
 
 from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.measures import (
-    UNPLACED_ERROR,
-    total_error,
     GRADIENT_ERROR,
     LOSS_ERROR,
     SCALE_BIAS,
+    UNPLACED_ERROR,
     bias,
     ill_conditioned,
     loss_ratio,
     low_dtype,
     ratios,
     reference,
+    total_error,
 )
 from amp_checks.audit.rules.registry import rule
 from amp_checks.audit.runs import Evidence
@@ -54,7 +54,7 @@ def gradients_differ(evidence: Evidence) -> Iterator[Found]:
 
 @rule("gradients-off-scale", ERROR, remedy="unscale gradients by exactly the factor that the loss was scaled with")
 def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
-    """Rounding errors have no direction: gradients that are all too large or too small by one factor were scaled wrongly."""
+    """Rounding errors have no direction: gradients that are all off by one factor were scaled wrongly."""
     found = bias(evidence)
     if found is None or abs(found) < SCALE_BIAS.value or not _finite(evidence):
         return
@@ -155,14 +155,15 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
     if not math.isfinite(max(peaks)):
         if skipped and trace.scales:
             yield Found(
-                message=f"backward overflows at loss scale {scale:g}; {trace.scales[-1]:g} was reached after {skipped} skipped steps"
+                message=f"backward overflows at loss scale {scale:g}; "
+                f"after {skipped} skipped steps it is {trace.scales[-1]:g}"
             )
         return
     headroom = math.log2(65504.0 / max(peaks))
     best = 2.0 ** math.floor(math.log2(scale) + headroom - 2.0)
     yield Found(
-        message=f"the largest float16 value in backward is {max(peaks):.3g} at loss scale {scale:g}: {headroom:.1f} bits below "
-        f"65504; an initial scale of {best:g} leaves 2 to 3 bits"
+        message=f"the largest float16 value in backward is {max(peaks):.3g} at loss scale {scale:g}: "
+        f"{headroom:.1f} bits below 65504; an initial scale of {best:g} leaves 2 to 3 bits"
     )
 
 

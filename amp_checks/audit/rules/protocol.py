@@ -22,7 +22,7 @@ def _at(event: Event, message: str, *, op: str | None = None) -> Found:
 
 @rule("loss-not-scaled", ERROR, remedy="call scaler.scale(loss).backward() for every loss of the step")
 def loss_not_scaled(evidence: Evidence) -> Iterator[Found]:
-    """`GradScaler.step` divides by the loss scale: gradients of a loss that was not scaled come out that much smaller."""
+    """`GradScaler.step` divides by the loss scale: gradients of a loss that was not scaled come out too small."""
     for event in evidence.amp.of(Kind.SCALER_STEP):
         if event.data["plain"] and event.data["enabled"]:
             yield Found(
@@ -255,7 +255,8 @@ def optimizers_out_of_step(evidence: Evidence) -> Iterator[Found]:
         names = evidence.amp.optimizers
         yield _at(
             last[most],
-            f"{names[most]} {most} skipped {skips[most]} of {steps[most]} steps, {names[least]} {least} only {skips[least]}",
+            f"{names[most]} {most} skipped {skips[most]} of {steps[most]} steps, "
+            f"{names[least]} {least} only {skips[least]}",
         )
 
 

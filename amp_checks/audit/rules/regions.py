@@ -53,12 +53,11 @@ def autocast_without_effect(evidence: Evidence) -> Iterator[Found]:
     remedy="leave every autocast region before weights change, or give it cache_enabled=False",
 )
 def outdated_weights(evidence: Evidence) -> Iterator[Found]:
-    """Casts of weights are kept until the outermost region is left, even a disabled one, whatever becomes of the weights."""
+    """Casts of weights are kept until the outermost region, even a disabled one, is left, whatever becomes of them."""
     for event in evidence.amp.of(Kind.STALE_WEIGHT):
         written = event.data["written"]
         yield Found(
-            message=f"a 16-bit copy of {event.data['parameter']} is used that was made before {event.data['parameter']} "
-            f"changed at {written}",
+            message=f"a 16-bit copy of {event.data['parameter']} is used that was made before it changed at {written}",
             where=written,
             module=event.module,
             step=event.step,

@@ -20,7 +20,7 @@ STALLED = 0.5
 
 @rule("16-bit-weights", WARNING, remedy="keep parameters in float32, and let autocast cast them")
 def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
-    """An update below half a unit in the last place of the weight is no update; GradScaler refuses float16 gradients."""
+    """An update below half a unit in the weight's last place is no update; GradScaler refuses float16 gradients."""
     trained = {name: facts for name, facts in evidence.amp.parameters.items() if facts.trained and facts.dtype in LOW}
     if not trained:
         return
@@ -38,7 +38,7 @@ def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
 
 @rule("16-bit-buffer", WARNING, remedy="register the buffer in float32")
 def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
-    """Autocast casts no buffer up: what is accumulated or looked up there stays in 16 bits, and meets float32 weights."""
+    """Autocast casts no buffer up: what is accumulated or looked up there stays in 16 bits."""
     if not any(facts.dtype is torch.float32 for facts in evidence.amp.parameters.values()):
         return
     for name, (dtype, _) in evidence.amp.buffers.items():
@@ -65,7 +65,7 @@ def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
 
 @rule("no-gradient", ERROR, remedy="see that no cast copy or no_grad block cuts the parameter off from the loss")
 def no_gradient(evidence: Evidence) -> Iterator[Found]:
-    """The forward reads the parameter, its optimizer steps, and float64 has a gradient for it: under AMP it gets none."""
+    """Forward reads the parameter, its optimizer steps, float64 has a gradient for it: under AMP it gets none."""
     trace = evidence.amp
     if trace.failure is not None:
         return
