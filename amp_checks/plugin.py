@@ -142,7 +142,7 @@ class Hooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         entries = getattr(report, "amp_results", [])
         if entries or self._session is not None:
-            self.session.add(report, entries)
+            self.session.add(report, entries, ours=bool(_names([report.nodeid])))
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_xdist_auto_num_workers(self) -> int | None:

@@ -7,6 +7,7 @@ own conditions and writes. The controller imports no torch: it asks another proc
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import os
@@ -23,6 +24,7 @@ import pytest
 from amp_checks import backends, devices, environment, suite
 from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
 from amp_checks.report import FORMATS, Format, github, json_format, summary, terminal
+from amp_checks.report.rerun import Place
 from amp_checks.report.stream import Stream, unfinished
 from amp_checks.time_limit import TimeLimit
 
@@ -44,6 +46,7 @@ class Session:
         self._on_sigterm = False
         self.others_failed = False
         self.aborted = False
+        self.tests: dict[str, Place] = {}
         self.errors: list[str] = []
         self.notes: list[str] = []
         folder: str | None = config.option.amp_report_dir
@@ -213,11 +216,14 @@ class Session:
         with self._noting_errors():
             self.stream.note_begun(item)
 
-    def add(self, report: pytest.TestReport, entries: Sequence[dict[str, Any]]) -> None:
+    def add(self, report: pytest.TestReport, entries: Sequence[dict[str, Any]], *, ours: bool) -> None:
         """Take in the report of a test, ours or another project's."""
         for entry in entries:
             result = json_format.result_from_json(entry)
             self.results[result.id] = result
+            if not ours:
+                file, line, _ = report.location
+                self.tests[result.id] = Place(node=report.nodeid, file=file, line=None if line is None else line + 1)
             with self._noting_errors():
                 self.stream.write(entry)
         if report.failed and not entries:
@@ -321,6 +327,9 @@ class Session:
             return OUR_ERRORS["gate"]
         return ended
 
+    def _tests(self) -> dict[str, Any]:
+        return {name: dataclasses.asdict(place) for name, place in sorted(self.tests.items())}
+
     def _selection(self) -> dict[str, Any]:
         return {
             "backends": [backend.id for backend in self.backends],
@@ -347,6 +356,8 @@ class Session:
             complete=complete,
             errors=self.errors,
         )
+        if self.tests:
+            content["tests"] = self._tests()
         start = self.config.invocation_params.dir
         files: list[Callable[[], object]] = []
         if target and target != "-":
@@ -386,7 +397,7 @@ class Session:
             ran = [result for result in results if result.status in summary.RAN and _on_cuda(result.backend)]
             reporter.write_line(f"ran {len(ran)} of {len(cuda)} CUDA items")
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in github.annotate(results):
+            for line in github.annotate(results, self._tests()):
                 reporter.write_line(line)
         for note in self.notes:
             reporter.write_line(f"amp-checks: note: {note}")

@@ -252,8 +252,14 @@ def test_a_users_test_with_our_decorator_reports_its_results(pytester: pytest.Py
         """,
     )
     pytester.syspathinsert()
-    done = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    pytester._monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--amp-report-dir", "report")
     done.assert_outcomes(passed=1, failed=1)
+    again = "pytest '*.py::test_amp?check_stub-wrong-cpu-float16?'"
+    done.stdout.fnmatch_lines([f"::error file=*.py,line=4,title=*run it again: {again}"])
+    markdown = (pytester.path / "report" / "summary.md").read_text(encoding="utf-8")
+    assert "Run it again: `pytest '" in markdown
+    assert "amp-checks run" not in markdown
     assert done.ret == 1
     done.stdout.fnmatch_lines(
         ["*output.dtype = float32, but should be float16*", "AMP IS WRONG: 1 of 2 checks failed on cpu-float16"]

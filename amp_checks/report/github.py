@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from amp_checks.core import Result, Status
+from amp_checks.report import rerun
 
 MOST = 10
 """GitHub shows no more than ten of a kind for a step."""
@@ -18,12 +20,25 @@ def _escape_property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def annotate(results: Iterable[Result]) -> list[str]:
-    """One ``::error`` for each failed or broken item, up to `MOST`, and one that counts the rest."""
+def _place(test: Mapping[str, Any] | None) -> str:
+    if test is None:
+        return ""
+    line = f"line={test['line']}," if test["line"] else ""
+    return f"file={_escape_property(str(test['file']))},{line}"
+
+
+def annotate(results: Iterable[Result], tests: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
+    """One ``::error`` for each failed or broken item, up to `MOST`, and one that counts the rest.
+
+    Args:
+        results: of one run.
+        tests: places of users' tests, as in a results document: their annotations stand on file and line.
+    """
+    tests = tests or {}
     bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
     told = [
-        f"::error title={_escape_property(f'amp_checks: {result.id}')}::"
-        f"{_escape(result.describe())}%0Arun it again: amp-checks run --item {_escape(result.id)}"
+        f"::error {_place(tests.get(result.id))}title={_escape_property(f'amp_checks: {result.id}')}::"
+        f"{_escape(result.describe())}%0Arun it again: {_escape(rerun.command(result.id, tests))}"
         for result in bad[: MOST - 1 if len(bad) > MOST else MOST]
     ]
     if len(bad) > len(told):

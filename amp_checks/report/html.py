@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import jinja2
 from amp_checks import __version__, suite
 from amp_checks.core import Finding, Result, Status
 from amp_checks.limits import EMULATION
-from amp_checks.report import curves, json_format, plots, summary
+from amp_checks.report import curves, json_format, plots, rerun, summary
 
 SLOWEST = 10
 MOST_FINDINGS = 25
@@ -116,12 +115,12 @@ def anchor(item: str) -> str:
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
 
 
-def _failing(results: Iterable[Result]) -> list[Failing]:
+def _failing(results: Iterable[Result], tests: dict[str, Any]) -> list[Failing]:
     return [
         Failing(
             result=result,
             anchor=anchor(result.id),
-            command=f"amp-checks run --item {shlex.quote(result.id)}",
+            command=rerun.command(result.id, tests),
             shown=result.failures[:MOST_FINDINGS],
             hidden=max(0, len(result.failures) - MOST_FINDINGS),
         )
@@ -281,7 +280,7 @@ def render(content: dict[str, Any]) -> str:
         found=content["summary"],
         statuses=list(Status),
         signs=SIGNS,
-        failing=_failing(results),
+        failing=_failing(results, content.get("tests", {})),
         kinds=list(_kinds(results)),
         matrices=list(_matrices(results)),
         ratios=plots.ratios(

@@ -11,6 +11,7 @@ The document (``schema`` names it, ``version`` its layout)::
      "results": [{"id", "check", "case", "family", "backend", "emulated", "numerics", "status", "message", "detail",
                   "findings": [{"subject", "actual", "expected", "ratio", "threshold", "why"}, ...]}, ...],
      "seconds": {id: wall seconds},
+     "tests": {id: {...}},              optional, of users' tests: as `amp_checks.report.rerun`
      "curves": [...]}                   optional, for plots: as `amp_checks.report.curves`
 
 Results are sorted by id and hold nothing that differs between two runs of the same code on the same machine; times
@@ -147,6 +148,8 @@ def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         complete=all(content["complete"] for content in contents),
         errors=list(dict.fromkeys(error for content in contents for error in content.get("errors", ()))),
     )
+    if tests := {item: test for content in contents for item, test in content.get("tests", {}).items()}:
+        whole["tests"] = tests
     if curves := [curve for content in contents for curve in content.get("curves", ())]:
         whole["curves"] = curves
     whole["environments"] = [

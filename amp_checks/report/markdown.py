@@ -7,7 +7,7 @@ from typing import Any
 
 from amp_checks.core import Result, Status
 from amp_checks.limits import EMULATION
-from amp_checks.report import json_format, summary
+from amp_checks.report import json_format, rerun, summary
 
 SLOWEST = 5
 MOST_FAILURES = 50
@@ -24,7 +24,8 @@ def render(content: dict[str, Any]) -> str:
         told += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
     told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(content)}", ""]
     told += _table(results)
-    told += _failures([result for result in results if result.status in (Status.FAILED, Status.ERROR)])
+    bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
+    told += _failures(bad, content.get("tests", {}))
     told += _known(results)
     if found["emulated"]:
         told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
@@ -57,13 +58,13 @@ def _table(results: Sequence[Result]) -> list[str]:
     return [*told, ""]
 
 
-def _failures(bad: Sequence[Result]) -> list[str]:
+def _failures(bad: Sequence[Result], tests: dict[str, Any]) -> list[str]:
     if not bad:
         return []
     told = ["### Failures", ""]
     for result in bad[:MOST_FAILURES]:
         told += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
-        told += [f"Run it again: `amp-checks run --item {result.id}`", ""]
+        told += [f"Run it again: `{rerun.command(result.id, tests)}`", ""]
     if len(bad) > MOST_FAILURES:
         told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
     return told

@@ -98,6 +98,14 @@ def test_the_verdict_comes_first_and_each_failing_item_has_a_card_with_its_comma
     assert "CUDA devices: not run" not in page.said
 
 
+def test_a_users_test_is_run_again_by_its_own_name() -> None:
+    name = "check_error-addmm-cpu-float16"
+    place = {"node": "tests/test_amp.py::test_amp[x]", "file": "tests/test_amp.py", "line": 3}
+    said = read(document() | {"tests": {name: place}}).said
+    assert "pytest 'tests/test_amp.py::test_amp[x]'" in said
+    assert f"amp-checks run --item {name}" not in said
+
+
 def test_what_is_no_failure_is_told_apart() -> None:
     said = read(document()).said
     assert "the device's rules, this CPU's kernels" in said

@@ -1,0 +1,53 @@
+"""A run of the suite itself with a fault planted: every report says so, and says the same."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from amp_checks import backends, planting
+from amp_checks.report import FORMATS
+
+BACKEND = "emulated-cuda-float16"
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_every_report_tells_a_planted_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    xmlschema = pytest.importorskip("xmlschema", reason="a schema is checked by the xmlschema package")
+    pytest.importorskip("jinja2", reason="the optional extra `report` is not installed")
+    pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "step.md"))
+    monkeypatch.setattr("amp_checks.core._recorders", [])
+    [mutant] = [one for one in planting.mutants("ops") if one.id == "rule-removed-mm"]
+    fixed = ("-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-backend", BACKEND, "--amp-family", "ops")
+    with mutant.plant(backends.backend(BACKEND)):
+        done = pytester.runpytest_inprocess(*fixed, "-k", "mm-emulated", "--amp-report-dir", "report")
+    assert done.ret == 1
+
+    folder = pytester.path / "report"
+    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    failed = sorted(entry["id"] for entry in content["results"] if entry["status"] == "failed")
+    assert set(mutant.killed_by) == {name.removesuffix(f"-mm-{BACKEND}") for name in failed}
+    assert any(entry["status"] == "passed" and entry["case"] == "bmm" for entry in content["results"])
+
+    xmlschema.validate(str(folder / "junit.xml"), str(Path(__file__).with_name("junit.xsd")))
+    cases = ET.parse(folder / "junit.xml").getroot().iter("testcase")
+    told = [one.find("properties/property[@name='id']") for one in cases if one.find("failure") is not None]
+    assert sorted(str(one.get("value")) for one in told if one is not None) == failed
+
+    again = [f"amp-checks run --item {name}" for name in failed]
+    markdown = (folder / "summary.md").read_text(encoding="utf-8")
+    assert markdown.startswith(f"## amp_checks: AMP IS WRONG: {len(failed)} of ")
+    assert markdown == (pytester.path / "step.md").read_text(encoding="utf-8")
+    html = (folder / FORMATS["html"].file).read_text(encoding="utf-8")
+    annotations = [line for line in done.outlines if line.startswith("::error ")]
+    assert len(annotations) == len(failed)
+    for command in again:
+        assert f"`{command}`" in markdown
+        assert f"<code>{command}</code>" in html
+        assert any(line.endswith(command) for line in annotations)
+    assert html.count('<article class="card failed"') == len(failed)
