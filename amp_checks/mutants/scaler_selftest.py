@@ -1,4 +1,4 @@
-"""How many faulty scalers the scaler family catches: edits made at run time, hand-written faults, kernels.
+"""How many edits of torch's scaler the scaler family catches.
 
 Each edit is tried in a forked child on one thread, against the checks of the family, until one of them fails by a
 measurement. A child that cannot import its edited module, or does not end in time, has killed nothing.
@@ -10,7 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
-import itertools
+import functools
 import json
 import os
 import select
@@ -19,13 +19,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from amp_checks import backends, core, data, known_defects, planting, suite
 from amp_checks.cases.scaler_optimizers import OptimizerCase
 from amp_checks.core import Backend, Result, Status, SuiteError
 from amp_checks.mutants import scaler_edits
 from amp_checks.mutants.scaler_edits import Edit
+from amp_checks.planting import Tally
 
 EQUIVALENT = "scaler/equivalent_edits.json"
 """Fixture: id of an edit -> why no check on a CPU can tell it from the original."""
@@ -50,54 +51,22 @@ class Fate(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One faulty scaler and its fate.
+    """One edit and its fate.
 
     Attributes:
-        kind: ``edits``, ``hand-written`` or ``kernels``.
-        id: of the edit or the mutant.
+        id: of the edit.
         fault: what was changed.
         fate: what became of it.
         by: the item that killed it, or why it was not killed.
     """
 
-    kind: str
     id: str
     fault: str
     fate: Fate
     by: str = ""
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All outcomes, and what is wrong with them.
-
-    Attributes:
-        outcomes: in the order in which they were tried.
-        errors: one line for each thing that makes the self-test fail; empty when it passed.
-        seconds: wall time.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    errors: tuple[str, ...]
-    seconds: float
-
-    def counts(self) -> dict[str, dict[Fate, int]]:
-        """Kind -> fate -> how many."""
-        found: dict[str, dict[Fate, int]] = {}
-        for outcome in self.outcomes:
-            row = found.setdefault(outcome.kind, dict.fromkeys(Fate, 0))
-            row[outcome.fate] += 1
-        return found
-
     def describe(self) -> str:
-        """A line for each kind, torch's own figure for scale, then the errors."""
-        lines = []
-        for kind, row in self.counts().items():
-            told = ", ".join(f"{number} {fate}" for fate, number in row.items() if number or fate is Fate.SURVIVED)
-            lines.append(f"{kind}: {sum(row.values())} faults: {told}")
-        killed, tried = TORCHS_OWN
-        lines.append(f"for scale: torch's own tests kill {killed} of {tried} such edits (torch 2.13.0)")
-        return "\n".join([*lines, *self.errors])
+        return f"{self.fate}: {self.id} [{self.fault}] {self.by}".rstrip()
 
 
 def equivalents() -> dict[str, str]:
@@ -118,36 +87,51 @@ def equivalents() -> dict[str, str]:
     return entries
 
 
-def selftest(
-    progress: Callable[[str], object] = lambda _: None, *, backend: Backend | None = None, only: str = ""
-) -> Report:
-    """Try every faulty scaler.
+def edit_every_node(
+    progress: Callable[[str], object], *, backend: Backend | None = None, only: str = ""
+) -> Iterator[Tally]:
+    """Try every edit; one tally.
 
     Args:
-        progress: called with one line for every faulty scaler that was tried.
+        progress: called with one line for every edit that was not simply killed, and now and then with a count.
         backend: where; ``cpu-float16`` where none is given.
         only: try only those whose id contains this.
     """
-    where = backends.backend("cpu-float16") if backend is None else backend
     began = time.perf_counter()
+    where = backends.backend("cpu-float16") if backend is None else backend
+    source = scaler_edits.installed_source()
+    chosen = [edit for edit in scaler_edits.edits(source) if only in edit.id]
     outcomes: list[Outcome] = []
-    for outcome in itertools.chain(_try_edits(where, only), _try_mutants(where, only)):
+    for outcome in _try(source, chosen, where):
         outcomes.append(outcome)
-        progress(f"{outcome.fate}: {outcome.id} [{outcome.fault}] {outcome.by}".rstrip())
-    return Report(
-        outcomes=tuple(outcomes),
-        errors=tuple(_errors(outcomes, partial=bool(only))),
+        if outcome.fate is not Fate.KILLED:
+            progress(outcome.describe())
+        if len(outcomes) % 50 == 0:
+            progress(f"{len(outcomes)} of {len(chosen)} edits tried")
+    killed, tried = TORCHS_OWN
+    yield Tally(
+        kind=f"syntax-tree edits of grad_scaler.py (torch's own tests kill {killed} of {tried})",
+        total=len(outcomes),
+        by_running=sum(outcome.fate is Fate.KILLED for outcome in outcomes),
+        survived=tuple(faults(outcomes, partial=bool(only))),
+        equivalent=tuple((outcome.id, outcome.by) for outcome in outcomes if outcome.fate is Fate.EQUIVALENT),
         seconds=time.perf_counter() - began,
     )
 
 
-def _errors(outcomes: Sequence[Outcome], *, partial: bool) -> Iterable[str]:
+def faults(outcomes: Sequence[Outcome], *, partial: bool) -> Iterator[str]:
+    """One line for each edit that escaped, and for each entry of the list of equivalents that is wrong.
+
+    Args:
+        outcomes: of the edits that were tried.
+        partial: not all edits were.
+    """
     listed = equivalents()
     for outcome in outcomes:
         if outcome.fate is Fate.KILLED and outcome.id in listed:
             yield f"{outcome.id} is listed as equivalent, but {outcome.by} kills it: remove it from {EQUIVALENT}"
         elif outcome.fate not in {Fate.KILLED, Fate.EQUIVALENT}:
-            yield f"{outcome.fate}: {outcome.id} [{outcome.fault}] {outcome.by}".rstrip()
+            yield outcome.describe()
     if not partial:
         known = {outcome.id for outcome in outcomes}
         for name in listed:
@@ -155,28 +139,20 @@ def _errors(outcomes: Sequence[Outcome], *, partial: bool) -> Iterable[str]:
                 yield f"{EQUIVALENT} lists {name}, which is no edit of this torch's source"
 
 
-# -- edits -----------------------------------------------------------------------------------------------------------
-
-
-def _try_edits(backend: Backend, only: str) -> Iterable[Outcome]:
-    source = scaler_edits.installed_source()
+def _try(source: str, chosen: Iterable[Edit], backend: Backend) -> Iterator[Outcome]:
     listed = equivalents()
     items = [item for item in suite.collect(backends=[backend], families=["scaler"]) if _tells_edits(item.case)]
     _require_health(items)
-    kills: collections.Counter[str] = collections.Counter()
-    for edit in scaler_edits.edits(source):
-        if only not in edit.id:
-            continue
+    counts: collections.Counter[str] = collections.Counter()
+    for edit in chosen:
         # What has killed most so far is tried first.
-        items.sort(key=lambda item: -kills[item.id])
-        fate, by = _in_child(lambda edit=edit: _hunt(source, edit, items))  # type: ignore[misc]
+        items.sort(key=lambda item: -counts[item.id])
+        fate, by = _in_child(functools.partial(_hunt, source, edit, items))
         if fate is Fate.KILLED:
-            kills[by] += 1
+            counts[by] += 1
         elif fate is Fate.SURVIVED and edit.id in listed:
             fate, by = Fate.EQUIVALENT, listed[edit.id]
-        yield Outcome(
-            kind="edits", id=edit.id, fault=f"line {edit.line}: {edit.before} -> {edit.after}", fate=fate, by=by
-        )
+        yield Outcome(id=edit.id, fault=f"line {edit.line}: {edit.before} -> {edit.after}", fate=fate, by=by)
 
 
 def _tells_edits(case: core.Case) -> bool:
@@ -265,20 +241,3 @@ def _await(reading: int) -> str | None:
         if not chunk:
             return b"".join(chunks).decode()
         chunks.append(chunk)
-
-
-# -- hand-written faults and kernels ---------------------------------------------------------------------------------
-
-
-def _try_mutants(backend: Backend, only: str) -> Iterable[Outcome]:
-    for mutant in planting.mutants("scaler"):
-        if only in mutant.id and mutant.applies(backend) and planting.case_of(mutant).runs_on(backend):
-            caught = [name for name, result in planting.killers(mutant, backend).items() if kills(result)]
-            missed = sorted(set(mutant.killed_by) ^ set(caught))
-            yield Outcome(
-                kind="kernels" if mutant.id.startswith("kernel-") else "hand-written",
-                id=mutant.id,
-                fault=mutant.fault,
-                fate=Fate.SURVIVED if missed else Fate.KILLED,
-                by=f"expected and caught differ in {', '.join(missed)}" if missed else ", ".join(caught),
-            )

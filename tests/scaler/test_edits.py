@@ -83,32 +83,33 @@ def test_edits_of_the_installed_scaler() -> None:
 
 
 def test_an_equivalent_edit_survives_and_a_faulty_one_does_not() -> None:
+    told: list[str] = []
     kept = "constant-changed@OptState:3"
-    report = scaler_selftest.selftest(only=kept)
-    assert [(outcome.id, outcome.fate) for outcome in report.outcomes] == [(kept, Fate.EQUIVALENT)]
-    assert report.errors == ()
-    report = scaler_selftest.selftest(only="condition-true@GradScaler._maybe_opt_step:1")
-    assert [outcome.fate for outcome in report.outcomes] == [Fate.KILLED]
-    assert "edits: 1 faults: 1 killed, 0 survived" in report.describe()
-    assert "torch's own tests kill 202 of 357 such edits" in report.describe()
+    (tally,) = scaler_selftest.edit_every_node(told.append, only=kept)
+    assert (tally.total, tally.by_running, tally.survived) == (1, 0, ())
+    assert tally.equivalent == ((kept, scaler_selftest.equivalents()[kept]),)
+    assert told[0].startswith(f"equivalent: {kept} [line ")
+    (tally,) = scaler_selftest.edit_every_node(told.append, only="condition-true@GradScaler._maybe_opt_step:1")
+    assert (tally.total, tally.by_running, tally.survived, tally.equivalent) == (1, 1, (), ())
+    assert tally.kind == "syntax-tree edits of grad_scaler.py (torch's own tests kill 202 of 357)"
 
 
 def outcome(fate: Fate, edit_id: str = "raise-removed@GradScaler.step:1") -> Outcome:
-    return Outcome(kind="edits", id=edit_id, fault="line 1: a -> b", fate=fate, by="")
+    return Outcome(id=edit_id, fault="line 1: a -> b", fate=fate, by="")
 
 
 @pytest.mark.parametrize("fate", [Fate.SURVIVED, Fate.NOT_IMPORTED, Fate.TIMED_OUT])
 def test_whatever_is_not_killed_fails_the_self_test(fate: Fate) -> None:
-    assert list(scaler_selftest._errors([outcome(fate)], partial=True)) == [
+    assert list(scaler_selftest.faults([outcome(fate)], partial=True)) == [
         f"{fate}: raise-removed@GradScaler.step:1 [line 1: a -> b]"
     ]
-    assert list(scaler_selftest._errors([outcome(Fate.KILLED), outcome(Fate.EQUIVALENT)], partial=True)) == []
+    assert list(scaler_selftest.faults([outcome(Fate.KILLED), outcome(Fate.EQUIVALENT)], partial=True)) == []
 
 
 def test_an_entry_that_is_killed_or_matches_nothing_fails_the_self_test() -> None:
-    (error,) = scaler_selftest._errors([outcome(Fate.KILLED, "constant-changed@OptState:3")], partial=True)
+    (error,) = scaler_selftest.faults([outcome(Fate.KILLED, "constant-changed@OptState:3")], partial=True)
     assert "listed as equivalent, but" in error
-    errors = list(scaler_selftest._errors([outcome(Fate.KILLED)], partial=False))
+    errors = list(scaler_selftest.faults([outcome(Fate.KILLED)], partial=False))
     assert len(errors) == len(scaler_selftest.equivalents())
     assert all("no edit of this torch's source" in error for error in errors)
 
