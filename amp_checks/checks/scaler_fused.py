@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from amp_checks.cases.scaler_calls import StoryCase
+from amp_checks.cases.scaler_optimizers import FUSED, has_fused
 from amp_checks.core import Backend, Finding, attempt, exact
 from amp_checks.scaler.calls import NO_ERROR, backward, leaf_of, outcome
 from amp_checks.scaler.training import difference
-
-FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 
 
 def check_fused_float16(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -36,7 +35,7 @@ def check_fused_float16(case: StoryCase, backend: Backend) -> Iterator[Finding]:
 
 def check_fused_after_unscale(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """``unscale_`` first, then a fused step: skipped on a bad gradient, else the step without a scaler."""
-    for name in FUSED:
+    for name in (name for name in FUSED if has_fused(name, backend)):
         results = []
         for scaler in (backend.scaler(init_scale=1024.0), backend.scaler(enabled=False)):
             leaf = leaf_of(backend, 1.0, -2.0, 3.0)
