@@ -115,7 +115,7 @@ class Book:
             if gradient.stepped:
                 gradient.carried = True
                 carried = carried or gradient.name
-            if gradient.state is State.UNSCALED and scaled:
+            if gradient.state is State.UNSCALED and scaled and not gradient.stepped:
                 onto_unscaled = onto_unscaled or gradient.name
             if gradient.updated and not gradient.stepped:
                 after_update = after_update or gradient.name

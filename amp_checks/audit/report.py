@@ -78,20 +78,10 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         summary["forward ops"] = f"{len(forward)}, {low} of them in 16 bits"
         summary["casts"] = f"{len(casts)} in a forward, {moved / 2**20:.2f} MiB read and written"
     for name, backward in (("activations", False), ("backward", True)):
-        peak = [
-            op
-            for op in trace.ops
-            if op.backward is backward and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
-        ]
-        if peak:
-            worst = max(peak, key=lambda op: max(abs(op.low), abs(op.high)))
-            size = max(abs(worst.low), abs(worst.high))
-            bits = f"{math.log2(65504 / size):.1f} bits below 65504" if size else "all zero"
-            where = f", at {worst.where}" if worst.where else ""
-            summary[f"largest float16 value, {name}"] = f"{size:.4g} ({bits}), {worst.name}{where}"
-    worst = _most_zeros(trace)
-    if worst is not None:
-        summary["most zeros in a gradient"] = worst
+        if (peak := _peak(trace, backward=backward)) is not None:
+            summary[f"largest float16 value, {name}"] = peak
+    if (zeros := _most_zeros(trace)) is not None:
+        summary["most zeros in a gradient"] = zeros
     if trace.scales:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
     skipped = sum(facts for facts in trace.first_real.values())
@@ -106,6 +96,21 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     if trace.failure is not None:
         summary["raised"] = first_line(trace.failure.error)
     return summary
+
+
+def _peak(trace: Trace, *, backward: bool) -> str | None:
+    ops = [
+        op
+        for op in trace.ops
+        if op.backward is backward and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
+    ]
+    if not ops:
+        return None
+    worst = max(ops, key=lambda op: max(abs(op.low), abs(op.high)))
+    size = max(abs(worst.low), abs(worst.high))
+    bits = f"{math.log2(65504 / size):.1f} bits below 65504" if size else "all zero"
+    where = f", at {worst.where}" if worst.where else ""
+    return f"{size:.4g} ({bits}), {worst.name}{where}"
 
 
 def _most_zeros(trace: Trace) -> str | None:
