@@ -53,7 +53,7 @@ class OptimizerCase:
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers with a fused implementation on a CPU."""
 FUSED_ON_CUDA_SINCE: dict[str, str] = {"Adagrad": "2.12"}
-"""The torch version in which an optimizer of `FUSED` got its fused implementation on cuda; the others had it before 2.11.
+"""In which torch version an optimizer of `FUSED` got its fused implementation on cuda; the others had it before 2.11.
 
 Observed: 2.11.0 refuses fused Adagrad on cuda, 2.13.0 takes it.
 """

@@ -7,11 +7,12 @@ import inspect
 import pytest
 import torch
 
-from amp_checks import known_defects, suite
+from amp_checks import backends, data, known_defects, suite
 from amp_checks.cases import scaler, scaler_calls, scaler_optimizers, scaler_programs
 from amp_checks.cases.scaler_behaviours import BEHAVIOURS
 from amp_checks.checks.scaler_stories import CHECKS
 from amp_checks.mutants.scaler import MUTANTS
+from amp_checks.scaler import coverage
 from amp_checks.scaler.oracle import AS_PROMISED, AS_RELEASED, expect
 
 
@@ -56,3 +57,27 @@ def test_oracle_departs_from_the_promise_exactly_where_a_known_defect_is_registe
 ) -> None:
     departs = expect(case.program, AS_PROMISED) != expect(case.program, AS_RELEASED)
     assert departs == any(defect.case == case.id for defect in known_defects.registered())
+
+
+def test_documented_tables_are_the_printed_ones() -> None:
+    text = (data.fixture("scaler").parents[1] / "docs/scaler-behaviours.md").read_text(encoding="utf-8")
+    for rows, heading in (
+        (coverage.behaviours(), "behaviour"),
+        (coverage.optimizers(), "optimizer, implementation"),
+    ):
+        assert "\n".join(coverage.markdown(rows, heading=heading)) in text, "run python -m amp_checks.scaler.coverage"
+
+
+def test_verdicts_of_a_run_stand_in_the_tables() -> None:
+    backend = backends.backend("cpu-float16")
+    items = suite.collect(backends=[backend], families=["scaler"])
+    results = [item.run() for item in items if item.case.id in {"shared-parameter", "optimizer-SGD-fused"}]
+    shared = next(row for row in coverage.behaviours(results) if row.name.startswith("21 "))
+    assert shared.verdicts == {"passed": 4, "known defect": 3}
+    assert any("two optimizers share" in reason for reason in shared.defects)
+    fused = next(row for row in coverage.optimizers(results) if row.name == "SGD, fused")
+    assert fused.verdicts == {"passed": 3, "known defect": 2}
+    lines = list(coverage.markdown(coverage.optimizers(results), heading="optimizer"))
+    assert lines[0] == "| optimizer | cases | known defects | verdicts |"
+    assert any(line.startswith("| SGD, fused |") and line.endswith("3 passed, 2 known defect |") for line in lines)
+    assert any(line.endswith("| none ran |") for line in lines)
