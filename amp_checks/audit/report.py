@@ -70,13 +70,7 @@ def _with_reason(one: Diagnostic, ignored: tuple[Ignored, ...], today: datetime.
 def _summary(evidence: Evidence) -> dict[str, str]:
     trace = evidence.amp
     summary = {"iterations": str(trace.steps), "optimizers": ", ".join(trace.optimizers) or "none"}
-    forward = [op for op in trace.ops if not op.backward and op.step == 0]
-    if forward:
-        low = sum(op.outputs[0].itemsize == 2 for op in forward)
-        casts = [op for op in forward if op.is_cast]
-        moved = sum(op.elements * (op.inputs[0].itemsize + op.outputs[0].itemsize) for op in casts if op.inputs)
-        summary["forward ops"] = f"{len(forward)}, {low} of them in 16 bits"
-        summary["casts"] = f"{len(casts)} in a forward, {moved / 2**20:.2f} MiB read and written"
+    summary |= _forward(trace)
     for name, backward in (("activations", False), ("backward", True)):
         if (peak := _peak(trace, backward=backward)) is not None:
             summary[f"largest float16 value, {name}"] = peak
@@ -96,6 +90,19 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     if trace.failure is not None:
         summary["raised"] = first_line(trace.failure.error)
     return summary
+
+
+def _forward(trace: Trace) -> dict[str, str]:
+    forward = [op for op in trace.ops if not op.backward and op.step == 0]
+    if not forward:
+        return {}
+    low = sum(op.outputs[0].itemsize == 2 for op in forward)
+    casts = [op for op in forward if op.is_cast and op.inputs]
+    moved = sum(op.elements * (op.inputs[0].itemsize + op.outputs[0].itemsize) for op in casts)
+    return {
+        "forward ops": f"{len(forward)}, {low} of them in 16 bits",
+        "casts": f"{len(casts)} in a forward, {moved / 2**20:.2f} MiB read and written",
+    }
 
 
 def _peak(trace: Trace, *, backward: bool) -> str | None:

@@ -155,7 +155,7 @@ def penalised(device: str, dtype: torch.dtype) -> Training:
         inverse = 1.0 / scaler.get_scale()
         gradients = [gradient * inverse for gradient in scaled]
         with torch.autocast(device, dtype):
-            loss = loss + sum(gradient.float().pow(2).sum() for gradient in gradients).sqrt()  # type: ignore[union-attr]
+            loss = loss + sum(gradient.float().pow(2).sum() for gradient in gradients).sqrt()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -169,7 +169,7 @@ def masked_attention(device: str, dtype: torch.dtype) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     mask = torch.ones(16, 16, dtype=torch.bool).triu(1).to(device)
 
-    @torch.autocast(device, dtype)
+    @torch.autocast(device, dtype)  # type: ignore[untyped-decorator]
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         hidden = model(inputs)
         scores = (hidden @ hidden.t()).masked_fill(mask, float("-inf"))
@@ -178,7 +178,8 @@ def masked_attention(device: str, dtype: torch.dtype) -> Training:
         scores = (hidden @ hidden.t()).masked_fill(
             mask, torch.finfo(dtype if scores.dtype is dtype else scores.dtype).min
         )
-        return (weights @ hidden + scores.softmax(-1) @ hidden).float()
+        out: torch.Tensor = weights @ hidden + scores.softmax(-1) @ hidden
+        return out.float()
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         optimizer.zero_grad()
