@@ -1,7 +1,7 @@
 """What watching costs: one AMP step under the audit's watch, every op of it kept, over the same step unwatched.
 
 Two models, a residual CNN (2x3x64x64) and a 4-layer transformer (8x64x128), one thread. Rounds of unwatched and watched
-steps alternate; the figure is the ratio of the medians. The FP32 and float64 reference runs are timed apart.
+steps alternate; times are CPU times of the process, and the figure is the ratio of the medians. The FP32 and float64 reference runs are timed apart.
 
     python benchmarks/audit_overhead.py [--backend ID]... [--rounds N]
 """
@@ -99,9 +99,9 @@ def case(name: str) -> AuditCase:
 
 
 def timed(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     function()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def measure(name: str, backend: Backend, rounds: int) -> tuple[float, float]:

@@ -78,7 +78,8 @@ def gradients_looked_at(device: str, dtype: torch.dtype) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 
     def norm() -> float:
-        return sum(parameter.grad.norm().item() for parameter in model.parameters() if parameter.grad is not None)
+        norms = [parameter.grad.norm().item() for parameter in model.parameters() if parameter.grad is not None]
+        return float(sum(norms))
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         optimizer.zero_grad()
