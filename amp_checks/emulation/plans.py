@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amp_checks import _torch_private as private
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
+from amp_checks.emulation.shims import DEVICE_ONLY
 from amp_checks.emulation.wrapper import GUARDED_METHODS
 
 
@@ -28,6 +29,8 @@ class Plan(enum.Enum):
     SKIP = "skip"
     """No rule can apply: run on the CPU tensors as they are."""
     EMULATE = "emulate"
+    ALWAYS = "always"
+    """Emulate outside autocast too: only a device has the kernel."""
 
 
 _PASSED_METHODS = (
@@ -118,6 +121,8 @@ def plan(func: Callable[..., Any], rules: frozenset[str]) -> Plan:
     if isinstance(func, torch._ops.OpOverloadPacket):
         aten = getattr(torch.ops.aten, name, None) is func
         return Plan.SKIP if aten and _is_harmless(name, rules) else Plan.EMULATE
+    if name in DEVICE_ONLY:
+        return Plan.ALWAYS
     ops = _OPS_OF_FUNCTION.get(func)
     if ops is None:
         if isinstance(func, FunctionType):

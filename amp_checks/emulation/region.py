@@ -89,7 +89,9 @@ class Region(TorchFunctionMode):
             args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
         engine = self.engine
         plan = self._plans.get(func) or self._plan(func)
-        if plan is Plan.PASS or not (_is_autocast_enabled(self.device_type) or engine.recorders):
+        if plan is Plan.PASS or not (
+            _is_autocast_enabled(self.device_type) or engine.recorders or plan is Plan.ALWAYS
+        ):
             return func(*args, **kwargs)
         if plan is Plan.SKIP and not engine.recorders:
             if engine.hidden_keys is None:

@@ -5,7 +5,7 @@ Each takes the op and its arguments, on CPU tensors, and is differentiable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,44 @@ def _never(op: Any, *args: Any, **kwargs: Any) -> bool:
     return False
 
 
+def _cudnn_convolution(
+    op: Any,
+    tensor: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *switches: bool,
+) -> Tensor:
+    """cuDNN's entry point; its switches choose among kernels that are not here."""
+    del op, switches
+    return torch.convolution(tensor, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
+
+
+def _cudnn_convolution_transpose(
+    op: Any,
+    tensor: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *switches: bool,
+) -> Tensor:
+    """As `_cudnn_convolution`."""
+    del op, switches
+    return torch.convolution(tensor, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
 SHIMS: dict[Any, Callable[..., Any]] = {
     _aten._softmax.default: _softmax,
     _aten._log_softmax.default: _softmax,
     _aten._use_cudnn_ctc_loss.default: _never,
     _aten._use_cudnn_ctc_loss.Tensor: _never,
+    _aten.cudnn_convolution.default: _cudnn_convolution,
+    _aten.cudnn_convolution_transpose.default: _cudnn_convolution_transpose,
     _aten._thnn_fused_lstm_cell.default: cells.fused_lstm_cell,
     _aten._thnn_fused_gru_cell.default: cells.fused_gru_cell,
 }
@@ -43,3 +76,8 @@ SHIMS.update(
     if hasattr(_aten, "_use_miopen_ctc_loss")  # newer than torch 2.11
     else {}
 )
+
+DEVICE_ONLY = frozenset(
+    {"cudnn_convolution", "cudnn_convolution_transpose", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"}
+)
+"""Functions that the CPU has no kernel for at all: their shims are needed outside autocast too."""
