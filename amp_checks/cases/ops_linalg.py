@@ -86,7 +86,7 @@ SOLVERS = (
 
 MEASURES = (
     op("linalg_cond", _SQUARE, listed_only=SUBCLASS_INSIDE),
-    op("linalg_cond.p_str", _SQUARE, "fro"),
+    op("linalg_cond.p_str", _SQUARE, "nuc", listed_only=SUBCLASS_INSIDE),
     op("linalg_matrix_rank", _SQUARE, 0.1, outputs=("int64",), no_gradient=_RANK),
     op(
         "linalg_matrix_rank.atol_rtol_float",
@@ -106,20 +106,20 @@ MEASURES = (
 )
 
 FOURIER = (
-    op("fft_fft", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_fft2", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_fftn", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_hfft", x(4, 6)),
-    op("fft_ifft", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_ifft2", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_ifftn", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_ihfft", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_irfft", x(4, 6)),
-    op("fft_irfft2", x(4, 6)),
-    op("fft_irfftn", x(4, 6)),
-    op("fft_rfft", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_rfft2", x(4, 6), outputs=(COMPLEX,)),
-    op("fft_rfftn", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_fft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_fft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_fftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_hfft", x(4, 6), listed_only=DEVICE_INSIDE),
+    op("fft_ifft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_ifft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_ifftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_ihfft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_irfft", x(4, 6), listed_only=DEVICE_INSIDE),
+    op("fft_irfft2", x(4, 6), listed_only=DEVICE_INSIDE),
+    op("fft_irfftn", x(4, 6), listed_only=DEVICE_INSIDE),
+    op("fft_rfft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_rfft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_rfftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
     op("stft", x(32), 8, kwargs={"return_complex": True}, outputs=(COMPLEX,)),
     op("stft.center", x(32), 8, kwargs={"return_complex": True}, outputs=(COMPLEX,)),
 )

@@ -80,7 +80,12 @@ NORMS = (
     op("nuclear_norm.dim", x(4, 5), [0, 1]),
     op("norm.Scalar", x(4, 5), 2.0, enters="norm.ScalarOpt_dtype"),
     op("norm.ScalarOpt_dim", x(4, 5), 2.0, [1], False, enters="norm.ScalarOpt_dim_dtype"),
-    named("norm.names_ScalarOpt_dim", 2.0, ["B"], False, call="_VF.norm"),
+    named(
+        "norm.names_ScalarOpt_dim",
+        *(2.0, ["B"], False),
+        call="_VF.norm",
+        fails="torch does not support named tensors there yet, with autocast or without",
+    ),
     op("linalg_vector_norm", x(4, 5)),
     op("linalg_matrix_norm", x(4, 5), 1),
     op("linalg_matrix_norm.str_ord", x(4, 5), "fro"),

@@ -15,6 +15,7 @@ COMPLEX = "complex"
 """An output in the complex dtype of that precision."""
 
 PRODUCTS_INSIDE = "a composite: without a rule of its own, the listed ops inside it are cast"
+DEVICE_INSIDE = "its code asks which device a tensor is on, and an emulated one answers with the emulated device"
 NAMES = "a wrapper has no names for its dimensions"
 SUBCLASS_INSIDE = "its code takes another path for tensor subclasses, which emulated tensors are"
 
@@ -47,6 +48,7 @@ class OpCase:
             handed to an overload, nor to a kernel in Python, so an op with names is not looked at at its
             entry.
         no_gradient: why it has no gradient to check; empty where it has one.
+        fails: why the row raises also without autocast, on some machines or on all; then the region must raise as well.
         only: device types that have a kernel for it; all where empty. Elsewhere its rule is seen at its
             entry alone (`EntryCase`).
         free_phase: its outputs are vectors with a free sign or phase; their magnitudes are compared with
@@ -65,6 +67,7 @@ class OpCase:
     enters: str = ""
     call: str = ""
     no_gradient: str = ""
+    fails: str = ""
     only: tuple[str, ...] = ()
     free_phase: bool = False
     device_only: str = ""

@@ -22,7 +22,7 @@ RESAMPLING = (
     op("upsample_nearest3d", _VOLUME, [3, 3, 3]),
     op("upsample_trilinear3d", _VOLUME, [3, 3, 3], False),
     op("grid_sampler_2d", _IMAGE, _GRID, 0, 0, False),
-    op("_grid_sampler_2d_cpu_fallback", _IMAGE, _GRID, 0, 0, False),
+    op("_grid_sampler_2d_cpu_fallback", _IMAGE, _GRID, 0, 0, False, only=("cpu",)),
     op("grid_sampler_3d", _VOLUME, x(1, 3, 3, 3, 3, draw=SIGNED), 0, 0, False),
 )
 

@@ -23,7 +23,7 @@ from amp_checks.checks import ops_by_hand as by_hand
 from amp_checks.checks import ops_database, ops_observed, ops_regions, ops_variants
 from amp_checks.checks.ops_error import bounds_of, error_of
 from amp_checks.checks.ops_measure import entry_findings, in_region, same_error, same_outcome, why
-from amp_checks.core import Backend, Check, Finding, bounded, exact
+from amp_checks.core import Backend, Check, Finding, SuiteError, bounded, exact
 from amp_checks.numerics import dtype_name, same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
@@ -68,6 +68,20 @@ def plans_of(case: OpCase) -> tuple[Plan, ...]:
     """
     floating = sum(spec.dtype is None for spec in tensors((case.args, case.kwargs)))
     return (Plan.FLOAT32, Plan.LOW, Plan.LOW_FIRST) if floating > 1 else (Plan.FLOAT32, Plan.LOW)
+
+
+def _must_run(case: OpCase, without: by_hand.Outcome) -> None:
+    """A row whose float32 call raises even by hand, without a reason for it, would pass every check by
+    measuring nothing.
+
+    Raises:
+        SuiteError: that is so; says what to change.
+    """
+    if without.error is not None and not case.fails:
+        raise SuiteError(
+            f"the row of {case.id} does not run by hand ({without.error}): give it inputs that do, "
+            "or say in its field `fails` why it cannot"
+        )
 
 
 def _by_hand(case: OpCase, backend: Backend, plan: Plan) -> by_hand.Call:
@@ -147,6 +161,8 @@ def check_output_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
         without = by_hand.outcome("by hand", _by_hand(case, backend, plan).run)
         ran_in = by_hand.run_dtype(rule, [tensor.dtype for tensor in call.tensors], backend.low_dtype)
         expected = without.dtypes if ran_in is None else by_hand.output_names(case, ran_in)
+        if plan is Plan.FLOAT32:
+            _must_run(case, without)
         if without.error is not None:  # this machine has no kernel for that dtype, with autocast or without
             yield same_error(f"{plan}: outcome", got, without)
             continue
@@ -170,6 +186,8 @@ def check_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Fi
     for plan in plans_of(case):
         got = in_region(by_hand.call_of(case, backend, plan), backend)
         without = by_hand.outcome("by hand", _by_hand(case, backend, plan).run)
+        if plan is Plan.FLOAT32:
+            _must_run(case, without)
         yield from same_outcome(str(plan), got, without)
 
 
@@ -203,6 +221,7 @@ def check_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
     bound = bounds_of(case.noise, ran_in).forward
     got = in_region(by_hand.call_of(case, backend, Plan.FLOAT32), backend)
     without = by_hand.outcome("by hand", _by_hand(case, backend, Plan.FLOAT32).run)
+    _must_run(case, without)
     if without.error is not None:
         yield same_error("outcome", got, without)
         return
@@ -238,6 +257,7 @@ def check_inputs_unmodified(case: OpCase, backend: Backend) -> Iterator[Finding]
 def check_gradient_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Gradients of float32 leaves are float32, whatever the op ran in."""
     got, without = _gradients(case, backend)
+    _must_run(case, without)
     if without.error is not None:
         yield same_error("outcome", got, without)
         return
@@ -254,6 +274,7 @@ def check_gradient_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
 def check_gradient_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Gradients through the op equal, value for value, those through the same casts written by hand."""
     got, without = _gradients(case, backend)
+    _must_run(case, without)
     yield from same_outcome("gradient", got, without)
 
 
@@ -264,6 +285,7 @@ def check_gradient_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
     ran_in = _ran_in(case, backend)
     bound = bounds_of(case.noise, ran_in).gradient
     got, without = _gradients(case, backend)
+    _must_run(case, without)
     if without.error is not None:
         yield same_error("outcome", got, without)
         return

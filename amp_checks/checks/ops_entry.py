@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_checks import _torch_private as private
+from amp_checks.core import SuiteError
 from amp_checks.numerics import dtype_name
 
 _BELOW_AUTOCAST = "Tracer"
@@ -39,9 +40,16 @@ class StoppedAtEntry(Exception):
 
 
 def overload(name: str) -> Any:
-    """The ``OpOverload`` of ``softmax.int``."""
+    """The ``OpOverload`` of ``softmax.int``.
+
+    Raises:
+        SuiteError: this torch has no such op.
+    """
     base, _, suffix = name.partition(".")
-    return getattr(getattr(torch.ops.aten, base), suffix or "default")
+    found = getattr(getattr(torch.ops.aten, base, None), suffix or "default", None)
+    if found is None:
+        raise SuiteError(f"torch {torch.__version__} has no op aten::{name}; its row names one that does not exist")
+    return found
 
 
 @contextmanager
