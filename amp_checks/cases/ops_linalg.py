@@ -5,6 +5,7 @@ from __future__ import annotations
 from amp_checks.cases.ops_inputs import T, Values, fixed
 from amp_checks.cases.ops_rows import (
     COMPLEX,
+    DEVICE_INSIDE,
     LOWER,
     POSITIVE,
     PRODUCTS_INSIDE,
