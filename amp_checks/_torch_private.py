@@ -7,6 +7,7 @@ release. Importing this module imports torch.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ import torch
 
 
 class PrivateApiMissing(RuntimeError):
-    """This torch lacks a private function that amp_checks stands on."""
+    """The installed torch lacks a private function that amp_checks stands on."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
@@ -39,7 +40,7 @@ def _private(path: str, why: str) -> Any:
     return found
 
 
-# --- Rules: the dispatcher is the only place that knows which ops a device's autocast casts. ---------------------------
+# --- Rules: the dispatcher is the only place that knows which ops a device's autocast casts. ------------------------
 
 _AUTOCAST_KEYS = {
     "cpu": "AutocastCPU",
@@ -86,7 +87,7 @@ def is_composite_implicit(op: str) -> bool:
     return has_kernel(op, "CompositeImplicitAutograd")
 
 
-# --- Key sets: the emulation keeps autograd on the inner tensors, so it must choose which keys run outside. ------------
+# --- Key sets: the emulation keeps autograd on the inner tensors, so it must choose which keys run outside. ---------
 
 KeySet = Any
 """``torch._C.DispatchKeySet``."""
@@ -129,7 +130,7 @@ def functorch_key_set() -> KeySet:
 
 
 def decompose(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite op's C++ kernel. ``OpOverload.decompose`` would take a Python decomposition where there is one."""
+    """Run a composite op's C++ kernel: ``OpOverload.decompose`` would prefer a Python decomposition."""
     return op._op_dk(_composite_implicit, *args, **kwargs)
 
 
@@ -147,7 +148,7 @@ def run_kernel(op: Any, key: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     return op._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
 
-# --- What autograd saves: the emulation replaces a widened tensor by its low-precision original. -----------------------
+# --- What autograd saves: the emulation replaces a widened tensor by its low-precision original. --------------------
 
 push_saved_tensors_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = _private(
     "_C._autograd._push_saved_tensors_default_hooks", "to save low-precision tensors for backward"
@@ -176,7 +177,14 @@ def saved_tensors_hooks_allowed() -> bool:
     return _hooks_enabled() and not _transforms_active()
 
 
-# --- Functions of autograd: two that stand for one op must cost little more than one op. -------------------------------
+def checkpoint_metadata_checks() -> dict[str, Callable[[torch.Tensor], Any]]:
+    """By name, what `torch.utils.checkpoint` compares of a tensor that it saved and of the one that it recomputed."""
+    from torch.utils import checkpoint
+
+    return checkpoint._allowed_determinism_checks_to_fns
+
+
+# --- Functions of autograd: two that stand for one op must cost little more than one op. ----------------------------
 
 no_torch_function: Callable[[], AbstractContextManager[None]] = _private(
     "_C.DisableTorchFunction", "to keep the emulation out of its own backward functions"
@@ -186,11 +194,11 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = _private(
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply``, without its binding of default arguments where no transform of ``torch.func`` is active."""
     if _transforms_active():
-        return function.apply(*args)  # type: ignore[no-untyped-call]
+        return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
-# --- Modes and wrappers. ----------------------------------------------------------------------------------------------
+# --- Modes and wrappers. --------------------------------------------------------------------------------------------
 
 push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch_stack", "to emulate a device")
 pop_dispatch_mode: Callable[[Any], Any] = _private("_C._pop_torch_dispatch_stack", "to emulate a device")
@@ -198,18 +206,15 @@ push_function_mode: Callable[[Any], None] = _private("_C._push_on_torch_function
 pop_function_mode: Callable[[], Any] = _private("_C._pop_torch_function_stack", "to emulate a device")
 disabled_torch_function: Any = _private("_C._disabled_torch_function_impl", "to emulate a device")
 make_wrapper: Callable[..., Any] = _private("Tensor._make_wrapper_subclass", "to emulate a device")
-TensorBase: type = _private("_C.TensorBase", "to recognise tensor methods")
+OpOverload: Any = _private("_ops.OpOverload", "to recognise ops")
+OpOverloadPacket: Any = _private("_ops.OpOverloadPacket", "to recognise ops")
+ScriptFunction: type = _private("_C.ScriptFunction", "to refuse TorchScript")
+ScriptMethod: type = _private("_C.ScriptMethod", "to refuse TorchScript")
 
 
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd tracks the tensor as a view: autocast never caches the cast of one."""
     return tensor._is_view()
-
-
-def binding_namespaces() -> tuple[Any, ...]:
-    """Where torch keeps its C++ bindings whose names are those of ``aten`` ops."""
-    names = ("_VariableFunctions", "_nn", "_fft", "_linalg", "_special", "_nested", "_sparse")
-    return tuple(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
 
 
 def set_cudnn_enabled(enabled: bool) -> bool:
@@ -219,7 +224,7 @@ def set_cudnn_enabled(enabled: bool) -> bool:
     return before
 
 
-# --- Kernels of one op: planted faults replace them, the op-entry probe stands among them. -----------------------------
+# --- Kernels of one op: planted faults replace them, the op-entry probe stands among them. --------------------------
 
 _parse_key: Callable[[str], Any] = _private("_C._dispatch_key_parse", "to name dispatch keys")
 _include_keys: Callable[[Any], AbstractContextManager[None]] = _private(
@@ -247,13 +252,15 @@ def excluding(key: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[None]:
-    """The kernel of an op (``softmax.int``) at a dispatch key, replaced inside; None: a fallthrough, as if none were there.
+    """The kernel of an op (``softmax.int``) at a dispatch key, replaced inside; None: a fallthrough, as if it had none.
 
     The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
     """
     library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
+        with warnings.catch_warnings():  # torch tells once per process that a kernel is overridden: here that is meant
+            warnings.simplefilter("ignore", UserWarning)
+            library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
         yield
     finally:
         library._destroy()
@@ -275,7 +282,7 @@ def argument_types(op: Any) -> tuple[str, ...]:
     return tuple(str(argument.type) for argument in op._schema.arguments)
 
 
-# --- Audit: which forward op a backward op belongs to, and what a scaler found. ---------------------------------------
+# --- Audit: which forward op a backward op belongs to, and what a scaler found. -------------------------------------
 
 _latest_number: Callable[[], int] = _private("autograd._get_sequence_nr", "to name the forward op of a gradient")
 _running_node: Callable[[], Any] = _private("_C._current_autograd_node", "to name the forward op of a gradient")
@@ -347,7 +354,7 @@ def is_mutating(op: Any) -> bool:
     return bool(op._schema.is_mutable)
 
 
-# --- Gradient scaling: the kernels under a scaler, and what of it only optimizers and torch's own tests read. ---------
+# --- Gradient scaling: the kernels under a scaler, and what of it only optimizers and torch's own tests read. -------
 
 _check_and_unscale = _private("_amp_foreach_non_finite_check_and_unscale_", "to test the check of gradients by itself")
 _update_scale = _private("_amp_update_scale_", "to test the update of scale and growth tracker by itself")
