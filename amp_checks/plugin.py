@@ -137,6 +137,8 @@ class Hooks:
 
             # An attribute of a report travels from an xdist worker to the controller as it is.
             report.amp_results = [result_to_json(result) for result in item.stash[_RESULTS]]  # type: ignore[attr-defined]
+            if _names([item.nodeid]):
+                report.amp_curves = item.curves(item.stash[_RESULTS])  # type: ignore[attr-defined]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -22,8 +23,8 @@ from typing import Any
 import pytest
 
 from amp_checks import backends, devices, environment, suite
-from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
-from amp_checks.report import FORMATS, Format, github, json_format, summary, terminal
+from amp_checks.core import RAISED, Backend, Result, Status, SuiteError, UsageError
+from amp_checks.report import FORMATS, Format, curves, github, json_format, summary, terminal
 from amp_checks.report.rerun import Place
 from amp_checks.report.stream import Stream, unfinished
 from amp_checks.time_limit import TimeLimit
@@ -47,6 +48,7 @@ class Session:
         self.others_failed = False
         self.aborted = False
         self.tests: dict[str, Place] = {}
+        self.curves: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.notes: list[str] = []
         folder: str | None = config.option.amp_report_dir
@@ -226,6 +228,7 @@ class Session:
                 self.tests[result.id] = Place(node=report.nodeid, file=file, line=None if line is None else line + 1)
             with self._noting_errors():
                 self.stream.write(entry)
+        self.curves += getattr(report, "amp_curves", [])
         if report.failed and not entries:
             self.others_failed = True
 
@@ -339,6 +342,20 @@ class Session:
             "require_cuda": self.require_cuda,
         }
 
+    def _document(self, *, complete: bool) -> dict[str, Any]:
+        content = json_format.document(
+            self.results.values(),
+            environment=self.environment,
+            selection=self._selection(),
+            complete=complete,
+            errors=self.errors,
+        )
+        if self.tests:
+            content["tests"] = self._tests()
+        if self.curves:
+            content["curves"] = sorted(self.curves, key=lambda curve: (curve["item"], curve["title"]))
+        return content
+
     def _write(self, *, complete: bool) -> bool:
         """Write what was asked for: the JSON file, the report folder, and GitHub's own places where it runs us.
 
@@ -349,15 +366,7 @@ class Session:
         step_summary = os.environ.get("GITHUB_STEP_SUMMARY") if self.asked else None
         if not (target or folder or step_summary):
             return True
-        content = json_format.document(
-            self.results.values(),
-            environment=self.environment,
-            selection=self._selection(),
-            complete=complete,
-            errors=self.errors,
-        )
-        if self.tests:
-            content["tests"] = self._tests()
+        content = self._document(complete=complete)
         start = self.config.invocation_params.dir
         files: list[Callable[[], object]] = []
         if target and target != "-":
@@ -483,6 +492,17 @@ class SuiteItem(pytest.Item):
         finally:
             if _on_cuda(self.item.backend.id) and (reason := devices.poisoned()) is not None:
                 self._leave(reason)
+
+    def curves(self, results: Iterable[Result]) -> list[dict[str, Any]]:
+        """Curves of what the check ran, where a report will draw them; none of a run that raised half way."""
+        source = curves.SOURCES.get(self.item.check.__name__)
+        option = self.config.option
+        if source is None or not (option.amp_json or option.amp_report_dir):
+            return []
+        if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
+            return []
+        drawn = importlib.import_module(source).curves(self.item.case, self.item.backend)
+        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
 
     def _leave(self, reason: str) -> None:
         """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""

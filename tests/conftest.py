@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +14,11 @@ from stubs import StubCase, check_stub
 from amp_checks import core, suite
 
 pytest_plugins = ["pytester"]
+
+# A run of pytest inside this process forgets what it imported, and a C extension that is loaded again may crash.
+for _name in ("torch", "scipy.stats", "jinja2", "matplotlib.backends.backend_svg"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_name)
 
 
 @pytest.fixture

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from amp_checks.core import SuiteError
 from amp_checks.report.json_format import decode_float
+
+SOURCES = {"check_trains_like_fp32": "amp_checks.checks.convergence_curves"}
+"""Check -> the module whose ``curves(case, backend)`` gives the curves of what it ran: the one place to add another."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """One plot; fields as in the module's text. ``band`` is its name, low values, high values."""
 
-    item: str | None
+    items: tuple[str, ...]
     title: str
     x: str
     y: str
@@ -45,17 +48,30 @@ class Curve:
                 continue
             lost = f", {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
             told.append(
-                f"{name}: from {finite[0]:.4g} to {finite[-1]:.4g} over {len(values)} values, "
-                f"lowest {min(finite):.4g}, highest {max(finite):.4g}{lost}"
+                f"{name}: from {finite[0]:.6g} to {finite[-1]:.6g} over {len(values)} values, "
+                f"lowest {min(finite):.6g}, highest {max(finite):.6g}{lost}"
             )
         if self.band is not None:
             name, low, high = self.band
-            ends = (f"{low[place]:.4g} to {high[place]:.4g}" for place in (0, -1))
+            ends = (f"{low[place]:.6g} to {high[place]:.6g}" for place in (0, -1))
             told.append(f"{name}: {' at first, '.join(ends)} at last")
         if self.marks is not None:
             name, at = self.marks
             told.append(f"{name}: {', '.join(map(str, at)) or 'none'}")
         return told
+
+
+def together(drawn: Iterable[Curve]) -> list[Curve]:
+    """Curves that differ in their lines alone, as one: the same task on several backends."""
+    found: dict[tuple[object, ...], Curve] = {}
+    for curve in drawn:
+        key = (curve.title, curve.x, curve.y, curve.log, curve.band, curve.marks)
+        if (other := found.get(key)) is not None:
+            lines, items = (*other.lines, *curve.lines), (*other.items, *curve.items)
+            found[key] = dataclasses.replace(other, lines=lines, items=items)
+        else:
+            found[key] = curve
+    return list(found.values())
 
 
 def _floats(values: Any) -> tuple[float, ...]:
@@ -71,7 +87,7 @@ def read(entry: Mapping[str, Any]) -> Curve:
     try:
         band, marks = entry.get("band"), entry.get("marks")
         curve = Curve(
-            item=entry.get("item"),
+            items=() if entry.get("item") is None else (str(entry["item"]),),
             title=str(entry["title"]),
             x=str(entry["x"]),
             y=str(entry["y"]),

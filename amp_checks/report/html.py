@@ -19,6 +19,9 @@ from amp_checks.limits import EMULATION
 from amp_checks.report import curves, json_format, plots, rerun, summary
 
 SLOWEST = 10
+MOST_CURVES = 40
+"""Curves drawn, those of failing items first: each costs a fifth of a second. The JSON has them all."""
+
 MOST_FINDINGS = 25
 """Failed findings shown of one item; the JSON has them all."""
 
@@ -260,7 +263,9 @@ def render(content: dict[str, Any]) -> str:
     results = json_format.results_of(content)
     errors = content.get("errors", [])
     measured = _measured(results)
-    drawn = [curves.read(entry) for entry in content.get("curves", ())]
+    bad = {result.id for result in results if result.status in (Status.FAILED, Status.ERROR)}
+    drawn = curves.together(curves.read(entry) for entry in content.get("curves", ()))
+    drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
     environment = {name: value for name, value in content["environment"].items() if name != "backends"}
     emulated = [kind for kind in _KINDS if kind == "emulated" and any(result.emulated for result in results)]
     templates = jinja2.Environment(
@@ -295,9 +300,10 @@ def render(content: dict[str, Any]) -> str:
         ranges=_ranges(measured),
         known=summary.known_by_reason(results),
         planted=[result for result in results if result.family == "planted"],
-        curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn)],
+        curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn[:MOST_CURVES])],
+        more_curves=len(drawn[MOST_CURVES:]),
         anchor=anchor,
-        failing_ids={result.id for result in results if result.status in (Status.FAILED, Status.ERROR)},
+        failing_ids=bad,
         unmeasured=_unmeasured(results),
         slowest=sorted(results, key=lambda result: (-result.seconds, result.id))[:SLOWEST],
         facts=_facts(environment),
