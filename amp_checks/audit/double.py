@@ -19,7 +19,7 @@ _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
-_SET_GRADIENT = vars(private.TensorBase)["grad"].__set__
+_SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 
