@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amp_checks.core import Backend
 
 _NOT_USER_CODE = tuple(
-    str(Path(path).resolve()) for path in (*torch.__path__, Path(__file__).parent / "emulation", __file__)
+    str(Path(path).resolve()) for path in (torch.__path__[0], Path(__file__).parent / "emulation", __file__)
 )
 
 
@@ -87,7 +87,7 @@ class _Recorder:
 
 class _LeafOps(TorchDispatchMode):
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(

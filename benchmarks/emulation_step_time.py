@@ -1,6 +1,8 @@
-"""Time of one emulated training step over the float32 step on the same CPU: one thread, its CPU time, medians of interleaved runs.
+"""Time of one emulated training step over the float32 step on the same CPU.
 
-    OMP_NUM_THREADS=1 python benchmarks/emulation_step_time.py [--rounds 9] [--models resnet18 transformer ...] [--json FILE]
+One thread, its CPU time, medians of interleaved runs:
+
+    OMP_NUM_THREADS=1 python benchmarks/emulation_step_time.py [--rounds 9] [--models resnet18 ...] [--json FILE]
 
 Each round runs the float32 step and every variant once, in turn, so that what else the machine does falls on all of
 them. The emulated step holds forward and loss in a region, and a GradScaler.
@@ -15,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from amp_checks.emulation import emulate
+from amp_checks.emulation import Numerics, emulate
 
 
 class Block(nn.Module):
@@ -108,7 +111,8 @@ MODELS = {
     "mlp 8x4": Model(make=mlp, shape=(8, 4)),
 }
 
-VARIANTS = [(numerics, dtype) for numerics in ("native", "float32") for dtype in ("float16", "bfloat16")]
+MODES: tuple[Numerics, ...] = ("native", "float32")
+VARIANTS = [(numerics, dtype) for numerics in MODES for dtype in ("float16", "bfloat16")]
 
 
 Step = tuple[str, Callable[[], AbstractContextManager[None]], Callable[[], None]]
@@ -123,7 +127,7 @@ def steps(model: Model) -> Iterator[Step]:
 
     def float32() -> None:
         optimizer.zero_grad()
-        model.loss(net(batch)).backward()  # type: ignore[no-untyped-call]
+        model.loss(net(batch)).backward()
         optimizer.step()
 
     def emulated(dtype: str) -> None:
@@ -131,18 +135,14 @@ def steps(model: Model) -> Iterator[Step]:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=getattr(torch, dtype)):
             loss = model.loss(net(batch))
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 
     scalers: dict[str, torch.amp.GradScaler] = {}
     yield "float32", nullcontext, float32
     for numerics, dtype in VARIANTS:
-        yield (
-            f"{numerics} {dtype}",
-            lambda numerics=numerics: emulate("cuda", numerics=numerics),
-            lambda dtype=dtype: emulated(dtype),
-        )
+        yield f"{numerics} {dtype}", partial(emulate, "cuda", numerics=numerics), partial(emulated, dtype)
 
 
 def step_times(model: Model, rounds: int) -> dict[str, float]:
@@ -164,13 +164,14 @@ def unlisted_overhead(calls: int = 2000, rounds: int = 9) -> dict[str, float]:
     """Microseconds that emulation adds to one call of an op without a rule, inside a region."""
     tensor = torch.randn(4, 4)
     found = {}
-    for name, call in {
+    calls_by_name: dict[str, Callable[[], Any]] = {
         "torch.relu": lambda: torch.relu(tensor),
         "F.relu": lambda: F.relu(tensor),
         "tensor + tensor": lambda: tensor + tensor,
         "tensor.reshape": lambda: tensor.reshape(16),
         "tensor.shape": lambda: tensor.shape,
-    }.items():
+    }
+    for name, call in calls_by_name.items():
         plain, inside = [], []
         for _ in range(rounds):
             plain.append(_per_call(call, calls))

@@ -1,13 +1,14 @@
 """Another device's autocast rules on CPU tensors.
 
-Every torch build registers the autocast rules of CUDA, XPU, MPS, MTIA and MAIA. Inside `emulate`, ordinary CPU tensors
-go through those real rules, so that ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` work unmodified on a
-machine with no GPU. The kernels stay the CPU's: `LIMITS` says what a result from here does not tell.
+Every torch build registers the autocast rules of CUDA, XPU, MPS, MTIA and MAIA. Inside `emulate`, ordinary CPU
+tensors go through those real rules, so that ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` work
+unmodified on a machine with no GPU. The kernels stay the CPU's: `LIMITS` says what a result from here does not tell.
 """
 
 from amp_checks.core import NotEmulated
+from amp_checks.emulation.engine import Numerics
 from amp_checks.emulation.limits import LIMITS
-from amp_checks.emulation.region import DEVICE_TYPES, Numerics, emulate
+from amp_checks.emulation.region import DEVICE_TYPES, emulate
 from amp_checks.emulation.rules import registered_rules
 
 __all__ = ["DEVICE_TYPES", "LIMITS", "NotEmulated", "Numerics", "emulate", "registered_rules"]

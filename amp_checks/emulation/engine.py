@@ -46,7 +46,7 @@ class _KernelOnWrappers(TorchDispatchMode):
     """Catches one op below autograd and runs its kernel on wrappers, so that the rules inside it apply."""
 
     def __init__(self, engine: Engine, op: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._engine = engine
         self._op = op
 
@@ -72,7 +72,7 @@ class Engine(TorchDispatchMode):
     def __init__(
         self, device_type: str, numerics_mode: Numerics, function_mode_on: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._function_mode_on = function_mode_on
         self.device_type = device_type
         self.device = torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
@@ -133,10 +133,8 @@ class Engine(TorchDispatchMode):
         finally:
             self._inner, self._outer_exclude = before
 
-    def receive(
-        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """An op that passed autocast, from torch: run whole on the inner tensors, or decomposed so that its rules apply."""
+    def receive(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """An op that passed autocast, from torch: run whole on the inner tensors, or decomposed so that rules apply."""
         del types
         known = self._runners.get(id(op))
         runner = known[1] if known is not None and known[0] is op else self._choose(op)

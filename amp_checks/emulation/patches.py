@@ -35,7 +35,7 @@ Replace = Callable[[Any, Current], Any]
 
 
 def _when_inside(answer: Callable[[Region, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Replace:
-    """A replacement that gives ``answer(region, original, args, kwargs)`` inside a region, and the original's outside."""
+    """A replacement that gives ``answer(region, original, args, kwargs)`` inside a region; outside, the original's."""
 
     def replace(original: Any, current: Current) -> Any:
         @functools.wraps(original)
@@ -49,7 +49,7 @@ def _when_inside(answer: Callable[[Region, Any, tuple[Any, ...], dict[str, Any]]
 
 
 def _constant(value: object) -> Replace:
-    return _when_inside(lambda region, original, args, kwargs: value)
+    return _when_inside(lambda *_: value)
 
 
 def _lazy_init(region: Region, original: Any, args: Any, kwargs: Any) -> None:
@@ -80,7 +80,9 @@ def _refusal(refusal: Refusal) -> Replace:
     """A replacement that refuses inside a region; of a class, one that stays good for ``isinstance``."""
 
     def refuse(region: Region | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if region is None or region.inside_op or not refusal.applies(region.device_type, args, kwargs):
+        if region is None or region.device_type == "cpu" or region.inside_op:
+            return
+        if not refusal.applies(region.device_type, args, kwargs):
             return
         caller = sys._getframe(2).f_globals.get("__name__", "")
         if refusal.stands_for_user or caller.partition(".")[0] != "torch":
@@ -176,8 +178,7 @@ def _table() -> Iterator[tuple[Any, str, Replace]]:
         if name.startswith(("torch.cuda", "torch.xpu", "torch.mtia")) and "_lazy_init" in vars(module):
             yield module, "_lazy_init", _when_inside(_lazy_init)
     yield torch.autograd, "_engine_run_backward", _when_inside(_engine_run_backward)
-    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    yield checks, "default", _when_inside(_tensor_metadata)
+    yield private.checkpoint_metadata_checks(), "default", _when_inside(_tensor_metadata)
     yield torch, "set_default_device", _when_inside(_set_default_device)
     yield torch, "get_default_device", _when_inside(_get_default_device)
     for refusal in REFUSALS:
@@ -218,7 +219,7 @@ def _install(current: Current) -> None:
             original = _get(owner, name)
             _installed.append((owner, name, original))
             _set(owner, name, replace(original, current))
-        # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and modules of RNNs would prepare for it.
+        # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and RNN modules would prepare for it.
         _cudnn_before = private.set_cudnn_enabled(False)
 
 

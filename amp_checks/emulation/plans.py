@@ -7,7 +7,6 @@ composite that may reach one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -111,14 +110,14 @@ _OPS_OF_FUNCTION: dict[Any, tuple[str, ...]] = {
 """Functions written in Python, and all the ops that they call: such a function may be skipped."""
 
 
-def plan(func: Callable[..., Any], rules: frozenset[str]) -> Plan:
+def plan(func: Any, rules: frozenset[str]) -> Plan:
     """The plan for a function, given the device's rules."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__") or func in _PASSED:
         return Plan.PASS
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, private.OpOverload):
         return Plan.SKIP if func.namespace == "aten" and _op_is_harmless(func.name(), rules) else Plan.EMULATE
-    if isinstance(func, torch._ops.OpOverloadPacket):
+    if isinstance(func, private.OpOverloadPacket):
         aten = getattr(torch.ops.aten, name, None) is func
         return Plan.SKIP if aten and _is_harmless(name, rules) else Plan.EMULATE
     if name in DEVICE_ONLY:
@@ -132,8 +131,8 @@ def plan(func: Callable[..., Any], rules: frozenset[str]) -> Plan:
 
 
 def _is_harmless(name: str, rules: frozenset[str]) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, private.OpOverloadPacket):
         return False
     return all(_op_is_harmless(getattr(packet, overload).name(), rules) for overload in packet.overloads())
 

@@ -77,10 +77,10 @@ def _pin_memory(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     raise NotEmulated("Tensor.pin_memory", f"no {device_type} is there to pin memory for; leave it out")
 
 
-_get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__  # type: ignore[attr-defined]
+_get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__
 
 HANDLERS: dict[Any, Handler] = {
-    Tensor.device.__get__: _device,  # type: ignore[attr-defined]
+    Tensor.device.__get__: _device,
     Tensor.get_device: _get_device_index,
     Tensor.pin_memory: _pin_memory,
 }
@@ -92,9 +92,5 @@ HANDLERS.update(
     }
 )
 HANDLERS.update(
-    {
-        getattr(Tensor, name): _move(name)
-        for name in ("cuda", "xpu", "mps", "mtia", "maia")
-        if hasattr(Tensor, name)
-    }
+    {getattr(Tensor, name): _move(name) for name in ("cuda", "xpu", "mps", "mtia", "maia") if hasattr(Tensor, name)}
 )

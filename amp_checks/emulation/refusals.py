@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from amp_checks import _torch_private as private
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -24,7 +26,7 @@ class Refusal:
     name: str
     instead: str
     stands_for_user: bool = False
-    applies: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] = lambda device_type, args, kwargs: True
+    applies: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] = lambda *_: True
 
     @property
     def title(self) -> str:
@@ -71,7 +73,7 @@ REFUSALS: tuple[Refusal, ...] = (
     *(Refusal(owner=torch.jit, name=name, instead=_SCRIPT) for name in ("script", "trace", "trace_module")),
     *(
         Refusal(owner=kind, name="__call__", instead=_SCRIPT, applies=_in_autocast, stands_for_user=True)
-        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
+        for kind in (private.ScriptFunction, private.ScriptMethod)
     ),
     *(Refusal(owner=torch.cuda, name=f"{kind}Tensor", instead=_LEGACY) for kind in _LEGACY_TENSORS),
 )

@@ -72,7 +72,9 @@ class Region(TorchFunctionMode):
                 return func(*args, **kwargs)
         return self._emulate(func, args, kwargs or {})
 
-    def _emulate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _emulate(  # noqa: C901 - the order of these questions is the emulation
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self.off:
             return func(*args, **kwargs)
         handler = pretend.HANDLERS.get(func)
@@ -89,9 +91,7 @@ class Region(TorchFunctionMode):
             args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
         engine = self.engine
         plan = self._plans.get(func) or self._plan(func)
-        if plan is Plan.PASS or not (
-            _is_autocast_enabled(self.device_type) or engine.recorders or plan is Plan.ALWAYS
-        ):
+        if plan is Plan.PASS or not (_is_autocast_enabled(self.device_type) or engine.recorders or plan is Plan.ALWAYS):
             return func(*args, **kwargs)
         if plan is Plan.SKIP and not engine.recorders:
             if engine.hidden_keys is None:
@@ -147,7 +147,7 @@ def emulate(device_type: str, *, numerics: Numerics = "native") -> Iterator[None
     on exit.
 
     Args:
-        device_type: ``"cuda"``, ``"xpu"``, ``"mps"``, ``"mtia"``, ``"maia"``; or ``"cpu"``, for the emulation's own gate.
+        device_type: ``"cuda"``, ``"xpu"``, ``"mps"``, ``"mtia"``, ``"maia"``; or ``"cpu"``, the emulation's own gate.
         numerics: ``"native"``: the CPU's own half kernels. ``"float32"``: products and convolutions in float32 inside,
             rounded once.
 

@@ -69,10 +69,7 @@ SHIMS: dict[Any, Callable[..., Any]] = {
     _aten._thnn_fused_gru_cell.default: cells.fused_gru_cell,
 }
 SHIMS.update(
-    {
-        getattr(_aten._use_miopen_ctc_loss, overload): _never
-        for overload in _aten._use_miopen_ctc_loss.overloads()
-    }
+    {getattr(_aten._use_miopen_ctc_loss, overload): _never for overload in _aten._use_miopen_ctc_loss.overloads()}
     if hasattr(_aten, "_use_miopen_ctc_loss")  # newer than torch 2.11
     else {}
 )

@@ -34,16 +34,16 @@ class Runs(Protocol):
 
 
 class Wrapped(torch.Tensor):
-    """A tensor of the emulated device; ``inner`` is the CPU tensor it stands for."""
+    """A tensor of the emulated device; ``on_cpu`` is the inner tensor it stands for."""
 
-    inner: torch.Tensor
+    on_cpu: torch.Tensor
     engine: Runs
     """Of its region; set by `Codec`."""
 
     __torch_function__ = private.disabled_torch_function
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return cls.engine.receive(func, types, args, kwargs)
@@ -55,7 +55,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size, 
 
 def _from_inner(name: str) -> Any:
     """An attribute that Python code reads off the inner tensor: the wrapper itself has no graph and no storage."""
-    return property(lambda self: getattr(self.inner, name))
+    return property(operator.attrgetter(f"on_cpu.{name}"))
 
 
 for _name in (
@@ -67,7 +67,11 @@ for _name in (
 
 def _as_op(op: Any) -> Any:
     """A method whose C++ binding asks for a guard of the device, which is not there, before it calls the op."""
-    return lambda self, *args, **kwargs: op(self, *args, **kwargs)
+
+    def method(self: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        return op(self, *args, **kwargs)
+
+    return method
 
 
 def _inside(function: Callable[..., Any]) -> Any:
@@ -75,8 +79,8 @@ def _inside(function: Callable[..., Any]) -> Any:
     return lambda self, *args: self.engine.inside(function, (self, *args))
 
 
-for _name, _function in {"__getitem__": operator.getitem, "__setitem__": operator.setitem}.items():
-    setattr(Wrapped, _name, _inside(_function))
+Wrapped.__getitem__ = _inside(operator.getitem)  # type: ignore[method-assign]
+Wrapped.__setitem__ = _inside(operator.setitem)  # type: ignore[method-assign]
 
 
 GUARDED_METHODS: dict[str, Any] = {
@@ -101,7 +105,7 @@ class Codec:
         self._leaf_wrapper = type(
             "WrappedLeaf",
             (Wrapped,),
-            {"engine": engine, "inner": property(lambda self: self.inner_ref())},
+            {"engine": engine, "on_cpu": property(lambda self: self.on_cpu_ref())},
         )
         self._leaves: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
 
@@ -121,7 +125,7 @@ class Codec:
                     wrapped = self._wrap_leaf(value)
                 else:
                     wrapped = self._new(self._wrapper, value, False)
-                    wrapped.inner = value
+                    wrapped.on_cpu = value
                 seen[key] = wrapped
             return wrapped
         kind = type(value)
@@ -141,7 +145,7 @@ class Codec:
         """`wrap`, for what an op gave back: most give one tensor."""
         if isinstance(value, Tensor) and not value.is_leaf and type(value) is Tensor:
             wrapped = self._new(self._wrapper, value, False)
-            wrapped.inner = value
+            wrapped.on_cpu = value
             return wrapped
         return self.wrap(value, {})
 
@@ -151,9 +155,9 @@ class Codec:
         if kind in _PLAIN:
             return value
         if kind is self._wrapper:
-            return value.inner
+            return value.on_cpu
         if kind is self._leaf_wrapper:
-            return value.inner_ref()
+            return value.on_cpu_ref()
         if kind is tuple:
             return tuple([self.unwrap(item) for item in value])
         if kind is list:
@@ -207,7 +211,7 @@ class Codec:
         leaves = self._leaves
         reference = weakref.ref(tensor, lambda _: leaves.pop(key, None))
         wrapped = self._new(self._leaf_wrapper, tensor, True)
-        wrapped.inner_ref = reference
+        wrapped.on_cpu_ref = reference
         leaves[key] = (reference, wrapped)
         return wrapped
 

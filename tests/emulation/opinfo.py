@@ -7,11 +7,13 @@
 that `EXPECTED` does not name, or one that it names does not fail.
 """
 
+# ruff: noqa: T201 - a script
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -30,7 +32,7 @@ from amp_checks.observe import observe
 
 _OWN = "AMP's own: "
 _PINV_KERNEL = (
-    _OWN + "pinv's kernel calls matmul, so its result is low and its backward mixes dtypes; real CPU autocast raises too"
+    _OWN + "pinv's kernel calls matmul: its result is low, its backward mixes dtypes; real CPU autocast raises too"
 )
 _NO_LOW = _OWN + "the op has no low-precision kernel on any device, and is given a product"
 _ALWAYS = "2.0"
@@ -93,9 +95,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def run(
-    call: Callable[[], Any], leaves: list[torch.Tensor], region: Callable[[], Any], *, inside: bool
-) -> Ran:
+def run(call: Callable[[], Any], leaves: list[torch.Tensor], region: Callable[[], Any], *, inside: bool) -> Ran:
     """Call the op in the region; differentiate its outputs, weighted by ones, after it or inside it."""
     torch.manual_seed(0)
     try:
@@ -112,9 +112,7 @@ def run(
 
 def _gradients(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     roots = [
-        out
-        for out in outputs
-        if out.requires_grad and out.dtype.is_floating_point and out.layout is torch.strided
+        out for out in outputs if out.requires_grad and out.dtype.is_floating_point and out.layout is torch.strided
     ]
     if not roots or not leaves:
         return ()
@@ -161,7 +159,7 @@ def samples(op: Any, options: argparse.Namespace) -> Iterator[tuple[Callable[[],
             return
         given = _in_dtypes((sample.input, sample.args, sample.kwargs), options)
         leaves = [leaf for leaf in tensors(given) if leaf.requires_grad]
-        yield (lambda given=given: op(given[0], *given[1], **given[2])), leaves
+        yield functools.partial(op, given[0], *given[1], **given[2]), leaves
 
 
 def _in_dtypes(value: Any, options: argparse.Namespace) -> Any:
@@ -268,11 +266,11 @@ def _compare_loosely(expected: Ran, actual: Ran, *, uninitialised: bool) -> str 
             return f"output[{index}]: not finite"
         if other.dtype is torch.float32 and not torch.allclose(one, other, rtol=2e-2, atol=2e-2, equal_nan=True):
             return f"output[{index}]: far from float32: {(one - other).abs().max().item():.3g}"
-    for index, (one, other) in enumerate(zip(expected.gradients, actual.gradients, strict=True)):
-        if (one is None) != (other is None):
-            return f"gradient[{index}]: {_kind(one)} but {_kind(other)}"
-        if one is not None and other is not None and one.dtype is not other.dtype:
-            return f"gradient[{index}]: {_kind(one)} but {_kind(other)}"
+    for index, (mine, theirs) in enumerate(zip(expected.gradients, actual.gradients, strict=True)):
+        if (mine is None) != (theirs is None) or (
+            mine is not None and theirs is not None and mine.dtype is not theirs.dtype
+        ):
+            return f"gradient[{index}]: {_kind(mine)} but {_kind(theirs)}"
     return None
 
 

@@ -11,17 +11,17 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks.emulation import emulate
-from amp_checks.emulation.region import Numerics
+from amp_checks.emulation import Numerics, emulate
 
 LOW = torch.bfloat16
+MODES: tuple[Numerics, ...] = ("native", "float32")
 
 
 class Casts(TorchDispatchMode):
     """Counts copies from float32 to the low dtype: what a cast is, whoever makes it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -36,7 +36,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(function: Program) -> Program:
-    PROGRAMS[function.__name__] = function  # type: ignore[attr-defined]
+    PROGRAMS[function.__name__] = function
     return function
 
 
@@ -212,7 +212,7 @@ def test_the_programs_tell_caches_apart() -> None:
     assert counts["cache_cleared"] == counts["two_regions"] == 4
 
 
-# --- Float32 inside. ---------------------------------------------------------------------------------------------------
+# --- Float32 inside. ------------------------------------------------------------------------------------------------
 
 
 class Bytes:
@@ -308,17 +308,17 @@ def test_float32_inside_differs_from_the_cpu_kernels_somewhere() -> None:
     torch.manual_seed(0)
     q = torch.randn(2, 2, 33, 16)
     found = []
-    for numerics in ("native", "float32"):
-        with emulate("cuda", numerics=numerics), torch.autocast("cuda", dtype=torch.bfloat16):  # type: ignore[arg-type]
+    for numerics in MODES:
+        with emulate("cuda", numerics=numerics), torch.autocast("cuda", dtype=torch.bfloat16):
             found.append(F.scaled_dot_product_attention(q, q, q))
     assert not torch.equal(*found)
 
 
 def test_float32_inside_refuses_what_was_changed_since() -> None:
-    for numerics in ("native", "float32"):
+    for numerics in MODES:
         x = torch.randn(4, 4, dtype=torch.float16)
         w = torch.randn(4, 4, dtype=torch.float16, requires_grad=True)
-        with emulate("cuda", numerics=numerics), torch.autocast("cuda", dtype=torch.float16):  # type: ignore[arg-type]
+        with emulate("cuda", numerics=numerics), torch.autocast("cuda", dtype=torch.float16):
             out = x @ w
         x.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -334,7 +334,9 @@ def test_float32_inside_differentiates_twice_and_under_transforms() -> None:
     w, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4)
     with emulate("cuda", numerics="float32"), torch.autocast("cuda", dtype=torch.bfloat16):
         (gradient,) = torch.autograd.grad((x @ w).float().pow(2).sum(), w, create_graph=True)
-        per_sample = torch.vmap(torch.func.grad(lambda v, row: (row @ v).float().pow(2).sum()), (None, 0))(w.detach(), x)
+        per_sample = torch.vmap(torch.func.grad(lambda v, row: (row @ v).float().pow(2).sum()), (None, 0))(
+            w.detach(), x
+        )
     (second,) = torch.autograd.grad(gradient.sum(), w)
     assert torch.isfinite(second).all()
     assert second.abs().sum() > 0

@@ -55,9 +55,7 @@ def mlp() -> nn.Module:
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     name: getattr(torch.optim, name)
-    for name in (
-        "SGD Adam AdamW Adamax Adagrad Adadelta ASGD NAdam RAdam RMSprop Rprop Adafactor Muon"
-    ).split()
+    for name in ("SGD Adam AdamW Adamax Adagrad Adadelta ASGD NAdam RAdam RMSprop Rprop Adafactor Muon").split()
     if hasattr(torch.optim, name)
 }
 
@@ -74,8 +72,10 @@ def test_every_optimizer_trains(name: str) -> None:
     assert losses[-1] < losses[0] or name in ("Rprop", "ASGD", "Adadelta")
 
 
-@pytest.mark.parametrize("fused", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["loop", "foreach", "fused"])
-def test_implementations_of_adam_agree(fused: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "fused", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["loop", "foreach", "fused"]
+)
+def test_implementations_of_adam_agree(fused: dict[str, Any]) -> None:
     model = mlp()
     steps(model, torch.randn(8, 4, device="cuda"), torch.optim.Adam(model.parameters(), **fused), dtype=torch.float16)
     torch.manual_seed(0)
@@ -95,7 +95,8 @@ def test_lbfgs_and_sparse_adam() -> None:
         with region():
             loss = model(batch).float().pow(2).mean()
         loss.backward()
-        return loss
+        result: Tensor = loss
+        return result
 
     first = optimizer.step(closure)
     assert closure() < first
@@ -248,8 +249,11 @@ def test_hooks_see_plain_tensors_and_a_working_mode() -> None:
     def note(value: Tensor) -> None:
         seen.append((type(value), value.dtype, value.device.type))
 
+    def note_gradient(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        note(outputs[0])
+
     model.register_forward_hook(lambda module, args, out: note(out))
-    model.register_full_backward_hook(lambda module, inputs, outputs: note(outputs[0]))
+    model.register_full_backward_hook(note_gradient)
     model.weight.register_hook(note)
     model.bias.register_post_accumulate_grad_hook(lambda parameter: note(parameter.grad))
     with region():
@@ -309,7 +313,7 @@ def test_nested_and_disabled_regions() -> None:
         assert (x @ x).dtype is torch.float16
     assert (x @ x).dtype is torch.float32
 
-    @torch.autocast("cuda", dtype=torch.bfloat16)
+    @torch.autocast("cuda", dtype=torch.bfloat16)  # type: ignore[untyped-decorator]
     def decorated(value: Tensor) -> Tensor:
         return value @ value
 
@@ -331,14 +335,14 @@ def test_ops_called_by_overload_are_cast() -> None:
 
 class Doubling(torch.autograd.Function):
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
+    @torch.amp.custom_fwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dtypes = [torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")]
         return x @ weight
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         assert [torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")] == ctx.dtypes
@@ -347,7 +351,7 @@ class Doubling(torch.autograd.Function):
 
 class InFloat32(torch.autograd.Function):
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor) -> Tensor:
         assert x.dtype is torch.float32
         assert not torch.is_autocast_enabled("cuda")
@@ -355,24 +359,25 @@ class InFloat32(torch.autograd.Function):
         return x @ x
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cuda")
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         assert gradient.dtype is torch.float32
-        return gradient @ x.T + x.T @ gradient
+        out: Tensor = gradient @ x.T + x.T @ gradient
+        return out
 
 
 def test_custom_functions() -> None:
     x = torch.randn(4, 4, device="cuda", requires_grad=True)
     with region():
-        out = Doubling.apply(x, x)
+        out = Doubling.apply(x, x)  # type: ignore[no-untyped-call]
         assert out.dtype is torch.float16
     out.float().sum().backward()
     assert x.grad is not None
     assert x.grad.dtype is torch.float32
     half = x.detach().half().requires_grad_()
     with region():
-        out = InFloat32.apply(half)
+        out = InFloat32.apply(half)  # type: ignore[no-untyped-call]
     assert out.dtype is torch.float32
     out.sum().backward()
     assert half.grad is not None
@@ -440,7 +445,7 @@ def test_vmap_and_functional_gradients() -> None:
         gradient = torch.func.grad(lambda w: (x @ w).float().pow(2).sum())(weight)
         assert gradient.dtype is torch.float32
         per_sample = torch.vmap(torch.func.grad(lambda w, row: (row @ w).float().pow(2).sum()), (None, 0))(weight, x)
-        out, tangent = torch.func.jvp(lambda w: x @ w, (weight,), (torch.ones_like(weight),))
+        out, tangent, *_ = torch.func.jvp(lambda w: x @ w, (weight,), (torch.ones_like(weight),))
     assert out.dtype is tangent.dtype is torch.float16
     torch.testing.assert_close(per_sample.sum(0), gradient, rtol=0.02, atol=0.05)
     torch.testing.assert_close(gradient, 2 * x.T @ (x @ weight), rtol=0.02, atol=0.05)

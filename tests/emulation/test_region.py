@@ -1,4 +1,4 @@
-"""What a region promises of torch's state: restored on every exit, live rules, refusals that say what to do, threads."""
+"""What a region promises: state restored on every exit, live rules, refusals that say what to do, threads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_everything_is_restored(device: str, raises: bool) -> None:
             with observe():
                 torch.set_default_device(device)
                 if raises:
-                    raise Stop
+                    raise Stop  # noqa: TRY301 - the exit under test
                 torch.set_default_device(None)
     except Stop:
         torch.set_default_device(None)
@@ -100,7 +100,11 @@ def test_regions_nest_when_they_agree() -> None:
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
     with emulate("cuda"), pytest.raises(ValueError, match="leave the outer region first"), emulate("xpu"):
         pass
-    with emulate("cuda"), pytest.raises(ValueError, match="leave the outer region first"), emulate("cuda", numerics="float32"):
+    with (
+        emulate("cuda"),
+        pytest.raises(ValueError, match="leave the outer region first"),
+        emulate("cuda", numerics="float32"),
+    ):
         pass
 
 
@@ -115,7 +119,7 @@ def test_bad_arguments() -> None:
         torch.zeros(1, device="cuda:1")
 
 
-# --- Rules are read live. ----------------------------------------------------------------------------------------------
+# --- Rules are read live. -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -178,7 +182,8 @@ def test_a_rule_added_inside_a_region_is_seen() -> None:
 
     def rule(value: Tensor) -> Tensor:
         with torch._C._ExcludeDispatchKeyGuard(key):
-            return torch.ops.aten.exp2.default(value.half())
+            out: Tensor = torch.ops.aten.exp2.default(value.half())
+            return out
 
     with emulate("cuda"), low():
         assert torch.exp2(x).dtype is torch.float32
@@ -219,22 +224,22 @@ def test_custom_ops() -> None:
     assert x.grad is not None
 
 
-# --- Refusals. ---------------------------------------------------------------------------------------------------------
+# --- Refusals. ------------------------------------------------------------------------------------------------------
 
 
 def refused() -> dict[str, Callable[[], object]]:
     scripted = torch.jit.trace(lambda value: value @ value, torch.ones(2, 2))
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     return {
-        "torch.cuda.Stream": lambda: torch.cuda.Stream(),
+        "torch.cuda.Stream": lambda: torch.cuda.Stream(),  # noqa: PLW0108 - looked up when called
         "torch.cuda.Event": lambda: torch.cuda.Event(enable_timing=True),
-        "torch.cuda.synchronize": lambda: torch.cuda.synchronize(),
-        "torch.cuda.current_stream": lambda: torch.cuda.current_stream(),
+        "torch.cuda.synchronize": lambda: torch.cuda.synchronize(),  # noqa: PLW0108
+        "torch.cuda.current_stream": lambda: torch.cuda.current_stream(),  # noqa: PLW0108
         "torch.cuda.set_device": lambda: torch.cuda.set_device(0),
         "torch.cuda.device": lambda: torch.cuda.device(0),
-        "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
+        "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),  # noqa: PLW0108
         "torch.cuda.get_device_properties": lambda: torch.cuda.get_device_properties(0),
-        "torch.cuda.random.get_rng_state": lambda: torch.cuda.get_rng_state(),
+        "torch.cuda.random.get_rng_state": lambda: torch.cuda.get_rng_state(),  # noqa: PLW0108
         "torch.Stream": lambda: torch.Stream("cuda"),
         "torch.Event": lambda: torch.Event("cuda"),
         "torch.Generator": lambda: torch.Generator("cuda"),
@@ -244,7 +249,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "torch.jit.trace": lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
         "ScriptFunction.__call__": lambda: scripted(torch.ones(2, 2)),
         "ScriptMethod.__call__": lambda: module(torch.ones(1, 2)),
-        "torch.cuda.FloatTensor": lambda: torch.cuda.FloatTensor(2),
+        "torch.cuda.FloatTensor": lambda: vars(torch.cuda)["FloatTensor"](2),
         "nested tensor": lambda: torch.nn.functional.linear(
             torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)]), torch.ones(2, 2)
         ),
@@ -286,7 +291,7 @@ def test_refusals_keep_types_as_they_are() -> None:
     assert all(refusal.instead for refusal in REFUSALS)
 
 
-# --- Threads. ----------------------------------------------------------------------------------------------------------
+# --- Threads. -------------------------------------------------------------------------------------------------------
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
@@ -366,7 +371,7 @@ def test_two_threads_in_regions_of_their_own() -> None:
     assert patched_attributes() == attributes
 
 
-# --- Observation. ------------------------------------------------------------------------------------------------------
+# --- Observation. ---------------------------------------------------------------------------------------------------
 
 
 def test_observation_names_op_dtypes_module_and_line() -> None:

@@ -6,6 +6,7 @@ Each row says in what dtype an op must run and what dtype it must give; the bits
 cast by hand. In a process of its own: importing the lists freezes torch's flags. The last line is a summary as JSON.
 """
 
+# ruff: noqa: T201 - a script
 from __future__ import annotations
 
 import argparse
