@@ -21,8 +21,8 @@ from amp_checks.cases.ops_variants import (
     PromotionCase,
     UncastFormCase,
     Variant,
+    promotes_somewhere,
     takes_dtype,
-    takes_pairs,
     uncast_forms,
 )
 from amp_checks.core import Backend, CastPolicy
@@ -168,7 +168,7 @@ def _variants() -> Iterator[Variant]:
             yield NestingCase(op=row, full=full)
         if takes_dtype(row):
             yield ExplicitDtypeCase(op=row, full=full)
-        if takes_pairs(row) and not row.call:
+        if promotes_somewhere(row) and not row.call:
             yield PromotionCase(op=row, full=full)
         for form in uncast_forms(row):
             yield UncastFormCase(op=row, form=form, full=full)

@@ -11,7 +11,6 @@ import torch
 
 from amp_checks import _torch_private as private
 from amp_checks import policy
-from amp_checks.cases.ops_inputs import tensors
 from amp_checks.cases.ops_rows import OpCase
 from amp_checks.core import Backend, CastPolicy
 
@@ -103,9 +102,10 @@ def takes_dtype(row: OpCase) -> bool:
     return _argument(row.id, "dtype") and not row.call
 
 
-def takes_pairs(row: OpCase) -> bool:
-    """Whether the op takes two floating tensors or more."""
-    return sum(spec.dtype is None for spec in tensors((row.args, row.kwargs))) > 1
+def promotes_somewhere(row: OpCase) -> bool:
+    """Whether some device type of some recorded torch promotes the op."""
+    tables = policy.recorded().values()
+    return any(rules.get(row.id) is CastPolicy.PROMOTE for table in tables for rules in table.rules.values())
 
 
 def _overload(name: str) -> Any:
