@@ -1,4 +1,7 @@
-"""Faulty scalers, by hand: each breaks one promise, as a plausible slip would."""
+"""Faulty scalers, by hand: each breaks one promise, as a plausible slip would.
+
+They override private methods of torch's scaler, since that is where slips are made.
+"""
 
 from __future__ import annotations
 
