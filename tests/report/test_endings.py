@@ -344,9 +344,19 @@ def test_a_stream_that_is_none_is_refused(tmp_path: Path, old: str, new: str, me
         json_format.read(tmp_path / FILE)
 
 
-def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    json_format.write_text(Path("/dev/null"), "text")
-    assert Path("/dev/null").is_char_device()
-    assert not list(Path("/dev").glob("null.*"))
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        json_format.write_text(pipe, "text")
+        assert pipe.is_fifo()
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_folder_in_the_place_of_a_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="cannot be written"):
         json_format.write(tmp_path, document())
