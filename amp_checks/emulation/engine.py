@@ -180,7 +180,9 @@ class Engine(TorchDispatchMode):
             runner = self._run_custom
         elif name in KERNELS_THAT_REACH_RULES and name not in rules:
             runner = self._run_kernel_on_wrappers
-        elif self.numerics == "float32" and op in numerics.FLOAT32_OPS:
+        elif (name in support.WIDENED and self.device_type != "cpu") or (
+            self.numerics == "float32" and op in numerics.FLOAT32_OPS
+        ):
             runner = self._run_in_float32
         else:
             runner = self._run

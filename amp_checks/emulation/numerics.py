@@ -37,12 +37,10 @@ _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
 def applies(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the op runs in float32 inside: one of `FLOAT32_OPS` with all its floating tensors in one low dtype.
+    """Whether all floating tensors of the op are in one low dtype: then it can run in float32 inside.
 
     Mixed dtypes are left to the op's own kernel, which refuses them.
     """
-    if op not in FLOAT32_OPS:
-        return False
     found: torch.dtype | None = None
     for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
         dtype = tensor.dtype

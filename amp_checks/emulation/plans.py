@@ -17,6 +17,7 @@ from torch import Tensor
 from amp_checks import _torch_private as private
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
 from amp_checks.emulation.shims import DEVICE_ONLY
+from amp_checks.emulation.support import DEVICE_HAS_HALF
 from amp_checks.emulation.wrapper import GUARDED_METHODS
 
 
@@ -138,7 +139,7 @@ def _is_harmless(name: str, rules: frozenset[str]) -> bool:
 
 
 def _op_is_harmless(op: str, rules: frozenset[str]) -> bool:
-    if op in rules or op in KERNELS_THAT_REACH_RULES:
+    if op in rules or op in KERNELS_THAT_REACH_RULES or op in DEVICE_HAS_HALF:
         return False
     base = op.removeprefix("aten::").partition(".")[0]
     return reaches_no_rule(base, rules) or not private.is_composite_implicit(op)

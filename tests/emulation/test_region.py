@@ -291,6 +291,25 @@ def test_refusals_keep_types_as_they_are() -> None:
     assert all(refusal.instead for refusal in REFUSALS)
 
 
+def test_low_precision_that_the_cpu_lacks_and_the_device_has() -> None:
+    half = torch.randn(1, 1, 4, 4, 4).half().requires_grad_()
+    with emulate("cuda"), low():
+        out = torch.nn.functional.avg_pool3d(half, 2)
+        assert out.dtype is torch.float16
+        assert torch.equal(out, torch.nn.functional.avg_pool3d(half.float(), 2).half())
+        out.float().sum().backward()
+        assert half.grad is not None
+        assert half.grad.dtype is torch.float16
+        with pytest.raises(NotEmulated, match=r"aten::rrelu_with_noise .* write x.float\(\)"):
+            torch.nn.functional.rrelu(half, training=True)
+
+
+def test_low_precision_that_the_device_lacks_too_is_the_ops_own_error() -> None:
+    with emulate("cuda"), low(), pytest.raises(RuntimeError) as caught:
+        torch.linalg.qr(torch.eye(3).half())
+    assert not isinstance(caught.value, NotEmulated)
+
+
 # --- Threads. -------------------------------------------------------------------------------------------------------
 
 
