@@ -1,7 +1,8 @@
 """What watching costs: one AMP step under the audit's watch, every op of it kept, over the same step unwatched.
 
 Two models, a residual CNN (2x3x64x64) and a 4-layer transformer (8x64x128), one thread. Rounds of unwatched and watched
-steps alternate; times are CPU times of the process, and the figure is the ratio of the medians. The FP32 and float64 reference runs are timed apart.
+steps alternate; times are CPU times of the process, and the figure is the ratio of the medians. The FP32 and float64
+reference runs are timed apart.
 
     python benchmarks/audit_overhead.py [--backend ID]... [--rounds N]
 """
