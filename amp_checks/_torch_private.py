@@ -399,3 +399,14 @@ def get_growth_tracker(scaler: Any) -> int:
 def set_growth_tracker(scaler: Any, tracker: torch.Tensor | None) -> None:
     """Tamper with a scaler, to see whether it notices."""
     scaler._growth_tracker = tracker
+
+
+# --- Graphs: the casts that a region records, seen on tensors that hold no data. ---------------------------------------
+
+
+def fake_tensor_mode() -> AbstractContextManager[Any]:
+    """A region in which new tensors have a device, a dtype and a shape, and no data: no device is needed."""
+    mode: Callable[[], AbstractContextManager[Any]] = _private(
+        "_subclasses.fake_tensor.FakeTensorMode", "to see the casts in a traced graph"
+    )
+    return mode()

@@ -376,6 +376,13 @@ CASES: tuple[RegionCase, ...] = (
         full=True,
     ),
     RegionCase(
+        program="graph_casts",
+        topic=Topic.COMPILED,
+        expected={"mm in the graph": "low", "softmax in the graph": "float32"},
+        expected_on={"cpu": {"softmax in the graph": "low"}},
+        source="the casts of a region are part of a graph that is traced inside it",
+    ),
+    RegionCase(
         program="low_into_float32",
         topic=Topic.MIXED,
         expected={

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from amp_checks import _torch_private as private
 from amp_checks.checks.ops_region_programs import Seen, named, outcome, tensor, weight
 from amp_checks.core import Backend
 from amp_checks.numerics import dtype_name, same_bits, seeded
@@ -390,6 +392,22 @@ def traced(backend: Backend) -> Seen:
     return {"with the cache": trace(cache=True), "without": trace(cache=False)}
 
 
+def graph_casts(backend: Backend) -> Seen:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.mm(x, w), 1)
+
+    with private.fake_tensor_mode(), torch.no_grad():
+        x, w = (torch.empty(4, 4, device=backend.device_type) for _ in range(2))
+        with backend.region():
+            graph = make_fx(function)(x, w)
+    given = {
+        node.target.name(): named(backend, node.meta["val"].dtype)
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    }
+    return {"mm in the graph": given.get("aten::mm"), "softmax in the graph": given.get("aten::_softmax")}
+
+
 # --- Dtypes that meet.
 # -------------------------------------------------------------------------------------------------
 
@@ -459,7 +477,7 @@ PROGRAMS: dict[str, Callable[[Backend], Seen]] = {
         *(custom_function, custom_function_casting, custom_function_containers),
         *(custom_function_setup_context, custom_function_errors),
         *(vmapped, func_transforms, vmapped_gradient_of_norms),
-        *(compiled_parity, compiled_disabled_region, compiled_default_dtype, compiled_mismatch, traced),
+        *(compiled_parity, compiled_disabled_region, compiled_default_dtype, compiled_mismatch, traced, graph_casts),
         *(low_into_float32, spectral_norm, float64_meets, saturated_cross_entropy),
     )
 }
