@@ -21,7 +21,7 @@ class ConvergenceCase:
         seeds: how many runs in each precision.
         first_seed: the seed of the first run; the others count on from it. Checks of one run look at this one.
         learned: both precisions must bring the validation loss below this share of what it was at first.
-        most_skips: how many steps float16 may skip while its loss scale settles.
+        most_skips: how many steps may be skipped while the loss scale settles, where there is one.
         text: what a text model must say at the end, in both precisions; None of other tasks.
         kept: the bytes that AMP keeps for backward must be below this share of FP32's; None where weights, of which
             AMP keeps copies, outweigh activations.
