@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -21,11 +22,8 @@ for _name in LOOPS:
     importlib.import_module(_name)
 PAIRS: list[Any] = importlib.import_module("audit_pairs").PAIRS
 
-REPORTS = (
-    "B11 B19 B27 B30 B33 B45 B46 B47 B50 B52 B53 B56 B57 B59 B62 "
-    "B64 B65 B70 B73 B74 B75 B78 B81 B82 B83 B84 B87 B88 B90"
-).split()
-"""Faults that were reported in public and belong to a user's training step."""
+REPORTS = json.loads(data.fixture("audit/reports.json").read_text(encoding="utf-8"))["reports"]
+"""Faults of training steps that were reported in public: the number that a pair names, and where they were reported."""
 
 ITEMS = [pytest.param(pair, backend, id=f"{pair.id}-{backend}") for pair in PAIRS for backend in pair.backends]
 
@@ -61,9 +59,8 @@ def test_every_rule_has_a_loop_that_trips_it() -> None:
     assert set(RULES) | {row.rule for row in KNOWN} == tripped
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_every_field_report_has_a_pair(report: str) -> None:
-    assert any(pair.report == report for pair in PAIRS)
+def test_every_field_report_has_a_pair() -> None:
+    assert {pair.report for pair in PAIRS if pair.report} == set(REPORTS)
 
 
 def test_further_loops() -> None:
