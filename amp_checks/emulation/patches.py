@@ -29,6 +29,7 @@ _lock = threading.Lock()
 _installed: list[tuple[Any, str, Any]] = []
 _users = 0
 _cudnn_before: bool | None = None
+_stance: Any = None
 
 Current = Callable[[], "Region | None"]
 Replace = Callable[[Any, Current], Any]
@@ -210,7 +211,7 @@ def installed(current: Current) -> Iterator[None]:
 
 
 def _install(current: Current) -> None:
-    global _users, _cudnn_before  # noqa: PLW0603 - torch's own state is global, so is the count of its users
+    global _users, _cudnn_before, _stance  # noqa: PLW0603 - torch's own state is global, so is the count of its users
     with _lock:
         _users += 1
         if _users > 1:
@@ -221,16 +222,22 @@ def _install(current: Current) -> None:
             _set(owner, name, replace(original, current))
         # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and RNN modules would prepare for it.
         _cudnn_before = private.set_cudnn_enabled(False)
+        # What was compiled before runs uncompiled here. (Importing the compiler for nothing would cost seconds.)
+        if "torch._dynamo" in sys.modules:
+            _stance = torch.compiler.set_stance("force_eager")
 
 
 def _uninstall() -> None:
-    global _users, _cudnn_before  # noqa: PLW0603
+    global _users, _cudnn_before, _stance  # noqa: PLW0603
     with _lock:
         _users -= 1
         if _users:
             return
         while _installed:
             _set(*_installed.pop())
+        if _stance is not None:
+            _stance.__exit__(None, None, None)
+            _stance = None
         if _cudnn_before is not None:
             private.set_cudnn_enabled(_cudnn_before)
             _cudnn_before = None

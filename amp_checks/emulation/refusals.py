@@ -70,6 +70,11 @@ REFUSALS: tuple[Refusal, ...] = (
         instead="random ops draw the CPU's numbers; write torch.Generator()",
         applies=_names_the_device,
     ),
+    Refusal(
+        owner=torch,
+        name="compile",
+        instead="a compiled graph would miss the device's rules; call the function or module itself",
+    ),
     *(Refusal(owner=torch.jit, name=name, instead=_SCRIPT) for name in ("script", "trace", "trace_module")),
     *(
         Refusal(owner=kind, name="__call__", instead=_SCRIPT, applies=_in_autocast, stands_for_user=True)

@@ -248,6 +248,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "torch.jit.script": lambda: torch.jit.script(nn.Linear(2, 2)),
         "torch.jit.trace": lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
         "ScriptFunction.__call__": lambda: scripted(torch.ones(2, 2)),
+        "torch.compile": lambda: torch.compile(nn.Linear(2, 2)),
         "ScriptMethod.__call__": lambda: module(torch.ones(1, 2)),
         "torch.cuda.FloatTensor": lambda: vars(torch.cuda)["FloatTensor"](2),
         "nested tensor": lambda: torch.nn.functional.linear(
@@ -260,7 +261,7 @@ REFUSED = (
     "torch.cuda.Stream,torch.cuda.Event,torch.cuda.synchronize,torch.cuda.current_stream,torch.cuda.set_device,"
     "torch.cuda.device,torch.cuda.CUDAGraph,torch.cuda.get_device_properties,torch.cuda.random.get_rng_state,torch.Stream,"
     "torch.Event,torch.Generator,Tensor.pin_memory,pin_memory=True,torch.jit.script,torch.jit.trace,"
-    "ScriptFunction.__call__,ScriptMethod.__call__,torch.cuda.FloatTensor,nested tensor"
+    "torch.compile,ScriptFunction.__call__,ScriptMethod.__call__,torch.cuda.FloatTensor,nested tensor"
 ).split(",")
 
 
@@ -275,6 +276,17 @@ def test_refusals_name_what_lacks_and_what_to_change(what: str) -> None:
     assert what in message
     assert "the emulation lacks it, not AMP" in message
     assert any(word in message for word in ("write ", "leave ", "call ", "keep ", "pad ")), message
+
+
+def test_what_was_compiled_before_runs_uncompiled() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise AssertionError("compiled")
+
+    compiled = torch.compile(lambda value: value @ value, backend=broken)
+    with emulate("cuda"), low():
+        assert compiled(torch.ones(2, 2)).dtype is torch.float16
+    with pytest.raises(Exception, match="compiled"):
+        compiled(torch.ones(2, 2))
 
 
 def test_refusals_keep_types_as_they_are() -> None:
