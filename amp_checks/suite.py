@@ -33,6 +33,7 @@ FAMILIES: dict[str, str] = {
     "fp32-only": "fp32_only",
     "scaler": "scaler",
     "convergence": "convergence",
+    "audit": "audit",
     "planted": "planted",
 }
 """Family -> the name of its modules in ``cases`` and ``checks`` (and, ``planted`` apart, ``mutants``)."""
