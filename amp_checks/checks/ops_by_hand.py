@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from amp_checks.cases.ops_inputs import Plan, make, map_leaves, tensors
 from amp_checks.cases.ops_rows import COMPLEX, RUN, OpCase
 from amp_checks.checks.ops_entry import overload
-from amp_checks.core import Backend, CastPolicy, Raised, attempt, first_line
+from amp_checks.core import Backend, CastPolicy, NotEmulated, Raised, attempt, first_line
 from amp_checks.numerics import dtype_name, randn
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -119,6 +119,9 @@ def output_names(case: OpCase, ran_in: torch.dtype) -> tuple[str, ...]:
     return tuple(meaning.get(name, name) for name in case.outputs)
 
 
+LACKING = "the emulation lacks the op for that dtype"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a call gave: its tensors in order, or the exception that it raised."""
@@ -131,10 +134,20 @@ class Outcome:
         return tuple(dtype_name(tensor.dtype) for tensor in self.tensors)
 
 
-def outcome(subject: str, function: Callable[[], Any]) -> Outcome:
-    """Run code under test; an exception of it is an outcome like another."""
+def outcome(subject: str, function: Callable[[], Any], *, lacks: bool = False) -> Outcome:
+    """Run code under test; an exception of it is an outcome like another.
+
+    Args:
+        subject: what is run, as a finding will name it.
+        function: the code under test.
+        lacks: also what the emulation lacks is an outcome, `LACKING`: where what matters was seen before.
+    """
     try:
         given = attempt(subject, function)
+    except NotEmulated:
+        if not lacks:
+            raise
+        return Outcome(error=LACKING)
     except Raised as raised:
         return Outcome(error=f"{type(raised.error).__name__}: {first_line(raised.error)}")
     return Outcome(tensors=tuple(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from amp_checks import policy
+from amp_checks.cases.ops_inputs import Plan
 from amp_checks.cases.ops_rows import OpCase
 from amp_checks.checks import ops_by_hand as by_hand
 from amp_checks.checks.ops_entry import entries
@@ -19,9 +20,19 @@ def why(case: OpCase, backend: Backend) -> str:
     return f"cast policy {rule} of {case.id} on {backend.device_type}"
 
 
-def in_region(call: by_hand.Call, backend: Backend) -> by_hand.Outcome:
+def in_region(call: by_hand.Call, backend: Backend, *, lacks: bool = False) -> by_hand.Outcome:
+    """What the call gives inside a region; ``lacks`` as for `by_hand.outcome`."""
     with backend.region():
-        return by_hand.outcome(f"{call.name} inside a region", call.run)
+        return by_hand.outcome(f"{call.name} inside a region", call.run, lacks=lacks)
+
+
+def comparable(plan: Plan, got: by_hand.Outcome, without: by_hand.Outcome, backend: Backend) -> bool:
+    """Whether the two outcomes can be set side by side.
+
+    Not under emulation where a low or foreign dtype has no kernel on the CPU: the emulation may have one for what the
+    device has, or lack it; the call by hand, which is not emulated, says nothing of either.
+    """
+    return not (backend.emulated and plan is not Plan.FLOAT32 and (without.error or got.error == by_hand.LACKING))
 
 
 def entry_findings(
@@ -38,7 +49,7 @@ def entry_findings(
         reason: the source of the expectation.
     """
     with entries(expected.name, stop=stop) as seen, backend.region():
-        got = by_hand.outcome(call.name, call.run)
+        got = by_hand.outcome(call.name, call.run, lacks=True)
     first = seen[0] if seen else None
     yield exact(
         f"{subject}: dtypes at the entry of {expected.name}",
