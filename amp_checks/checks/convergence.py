@@ -131,7 +131,7 @@ SIZE_OF_GRADIENTS = Threshold(
 )
 EACH_GRADIENT = Threshold(
     value=0.3,
-    unit="norm of the difference from FP32's gradient, over FP32's norm",
+    unit="norm of the difference from FP32's gradient, over FP32's norm or 1/20 of the whole gradient's if more",
     healthy="up to 0.08 over all tasks and default backends, torch 2.13.0 on a CPU",
     weakest_mutant="one micro-batch of four left unscaled: 0.43 to 0.65",
     measured="amp-checks run --family convergence",
@@ -169,10 +169,12 @@ def check_first_gradients(case: ConvergenceCase, backend: Backend) -> Iterator[F
         threshold=SIZE_OF_GRADIENTS.value,
         why=SIZE_OF_GRADIENTS.unit,
     )
+    # A gradient that is what two large ones leave of each other (the bias of a critic) is all rounding.
+    least = 0.05 * reference.norm()
     for name, (gradient, expected) in pairs.items():
         yield bounded(
             f"gradient of {name}",
-            ratio=((gradient - expected).norm() / expected.norm()).item(),
+            ratio=((gradient - expected).norm() / torch.maximum(expected.norm(), least)).item(),
             threshold=EACH_GRADIENT.value,
             why=EACH_GRADIENT.unit,
         )
