@@ -206,3 +206,14 @@ def test_a_report_folder_that_cannot_be_written_is_an_error(
     done = run(pytester, "--amp-report-dir", "taken")
     assert done.ret == 3
     done.stdout.fnmatch_lines(["amp-checks: error: the report *taken* cannot be written: *", "*2 passed*"])
+
+
+def test_markdown_tables_what_was_covered_of_gradient_scaling() -> None:
+    skip = result(
+        "nan-skips", Status.PASSED, check="check_step", family="scaler", backend="cpu-float16", emulated=False
+    )
+    lines = FORMATS["markdown"].render(document([skip])).splitlines()
+    behaviour = next(line for line in lines if line.startswith("| 17 "))
+    assert "1 passed" in behaviour
+    assert any(line.startswith("| Adam, fused |") for line in lines)
+    assert "behaviours and optimizers covered" not in FORMATS["markdown"].render(document())
