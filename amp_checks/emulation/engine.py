@@ -199,7 +199,7 @@ class Engine(TorchDispatchMode):
             raise NotEmulated(op.name(), lack) from error
 
     def _run_in_float32(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if numerics.applies(op, args, kwargs):
+        if numerics.applies(args, kwargs):
             return numerics.run(op, args, kwargs)
         return self._run(op, args, kwargs)
 

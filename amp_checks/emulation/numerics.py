@@ -36,7 +36,7 @@ FLOAT32_OPS = frozenset(
 _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
-def applies(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def applies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether all floating tensors of the op are in one low dtype: then it can run in float32 inside.
 
     Mixed dtypes are left to the op's own kernel, which refuses them.

@@ -17,7 +17,7 @@ from torch import Tensor
 from amp_checks import _torch_private as private
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
 from amp_checks.emulation.shims import DEVICE_ONLY
-from amp_checks.emulation.support import DEVICE_HAS_HALF
+from amp_checks.emulation.support import DEVICE_HAS_HALF, WIDENED
 from amp_checks.emulation.wrapper import GUARDED_METHODS
 
 
@@ -30,7 +30,7 @@ class Plan(enum.Enum):
     """No rule can apply: run on the CPU tensors as they are."""
     EMULATE = "emulate"
     ALWAYS = "always"
-    """Emulate outside autocast too: only a device has the kernel."""
+    """Emulate outside autocast too: only a device has the kernel, in any dtype or in a low one."""
 
 
 _PASSED_METHODS = (
@@ -116,13 +116,13 @@ def plan(func: Any, rules: frozenset[str]) -> Plan:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__") or func in _PASSED:
         return Plan.PASS
+    if name.partition(".")[0] in DEVICE_ONLY or f"aten::{name.partition('.')[0]}" in WIDENED:
+        return Plan.ALWAYS
     if isinstance(func, private.OpOverload):
         return Plan.SKIP if func.namespace == "aten" and _op_is_harmless(func.name(), rules) else Plan.EMULATE
     if isinstance(func, private.OpOverloadPacket):
         aten = getattr(torch.ops.aten, name, None) is func
         return Plan.SKIP if aten and _is_harmless(name, rules) else Plan.EMULATE
-    if name in DEVICE_ONLY:
-        return Plan.ALWAYS
     ops = _OPS_OF_FUNCTION.get(func)
     if ops is None:
         if isinstance(func, FunctionType):

@@ -31,12 +31,12 @@ def run(script: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
 
 FIDELITY = {
     "bfloat16": "--dtype bfloat16",
-    "float16, sampled": "--dtype float16 --every 6",
-    "low inputs, sampled": "--dtype bfloat16 --inputs low --every 6 --offset 1",
-    "mixed inputs, sampled": "--dtype bfloat16 --inputs mixed --every 6 --offset 2",
-    "backward inside, sampled": "--dtype bfloat16 --inside --every 6 --offset 3",
-    "observed, sampled": "--dtype bfloat16 --observed --every 6 --offset 4",
-    "autocast off, observed, sampled": "--dtype bfloat16 --disabled --observed --every 6 --offset 5",
+    "float16, sampled": "--dtype float16 --every 12",
+    "low inputs, sampled": "--dtype bfloat16 --inputs low --every 12 --offset 1",
+    "mixed inputs, sampled": "--dtype bfloat16 --inputs mixed --every 12 --offset 2",
+    "backward inside, sampled": "--dtype bfloat16 --inside --every 12 --offset 3",
+    "observed, sampled": "--dtype bfloat16 --observed --every 12 --offset 4",
+    "autocast off, observed, sampled": "--dtype bfloat16 --disabled --observed --every 12 --offset 5",
 }
 
 
@@ -52,13 +52,13 @@ def test_emulated_cpu_is_real_cpu_autocast_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--device cuda --every 4",
-        "--device cuda --every 12 --offset 1 --numerics float32",
-        "--device cuda --every 12 --offset 2 --dtype bfloat16",
-        "--device xpu --every 24",
-        "--device mps --every 24 --offset 1",
-        "--device mtia --every 24 --offset 2",
-        "--device maia --every 24 --offset 3",
+        "--device cuda --every 6",
+        "--device cuda --every 24 --offset 1 --numerics float32",
+        "--device cuda --every 24 --offset 2 --dtype bfloat16",
+        "--device xpu --every 48",
+        "--device mps --every 48 --offset 1",
+        "--device mtia --every 48 --offset 2",
+        "--device maia --every 48 --offset 3",
     ],
 )
 def test_every_op_runs_on_the_emulated_device(arguments: str) -> None:

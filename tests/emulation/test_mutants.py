@@ -462,7 +462,7 @@ MUTANTS = (
     ),
     Mutant(
         name="float32 mode runs half kernels",
-        plant=lambda patch: patch.setattr(numerics, "applies", lambda op, args, kwargs: False),
+        plant=lambda patch: patch.setattr(numerics, "applies", lambda args, kwargs: False),
         probe=computes_in_float32,
     ),
     Mutant(name="parameters kept alive", plant=strong_leaf, probe=frees_parameters),

@@ -309,6 +309,8 @@ def test_low_precision_that_the_cpu_lacks_and_the_device_has() -> None:
         out = torch.nn.functional.avg_pool3d(half, 2)
         assert out.dtype is torch.float16
         assert torch.equal(out, torch.nn.functional.avg_pool3d(half.float(), 2).half())
+        with torch.autocast("cuda", enabled=False):
+            assert torch.equal(out, torch.nn.functional.avg_pool3d(half, 2))
         out.float().sum().backward()
         assert half.grad is not None
         assert half.grad.dtype is torch.float16
