@@ -77,6 +77,7 @@ def expected(options: argparse.Namespace) -> set[str]:
 SAMPLES = 6
 REPEATS = 12
 IRREPRODUCIBLE = "irreproducible"
+AS_REAL = "as real CPU autocast"
 UNINITIALISED = ("empty", "new_empty")
 """Ops whose values are whatever the memory held."""
 
@@ -244,12 +245,23 @@ def sweep(op: Any, options: argparse.Namespace) -> str | None:
             continue
         actual = run(call, leaves, emulated, inside=options.inside)
         if actual.error is not None:
-            kind = "not emulated: " if isinstance(actual.error, NotEmulated) else ""
-            return f"{kind}{actual.error!r:.200}"
+            return f"{_kind_of_failure(actual.error, call, leaves, options)}{actual.error!r:.200}"
         failing = _compare_loosely(expected, actual, uninitialised=name_of(op).startswith(UNINITIALISED))
         if failing is not None:
             return failing
     return None
+
+
+def _kind_of_failure(
+    error: Exception, call: Callable[[], Any], leaves: list[torch.Tensor], options: argparse.Namespace
+) -> str:
+    """Whose failure it is: the emulation's, or one that real CPU autocast shows on the same call, word for word."""
+    if isinstance(error, NotEmulated):
+        return "not emulated: "
+    region = torch.autocast("cpu", dtype=getattr(torch, options.dtype))
+    real = run(call, leaves, lambda: contextlib.nullcontext(region), inside=options.inside)
+    same = type(real.error) is type(error) and str(real.error).splitlines()[0] == str(error).splitlines()[0]
+    return f"{AS_REAL}: " if same else ""
 
 
 def _compare_loosely(expected: Ran, actual: Ran, *, uninitialised: bool) -> str | None:
@@ -322,6 +334,7 @@ def main() -> int:
         "inputs": options.inputs,
         "ops": len(chosen),
         "right": len(chosen) - len(failed),
+        "as real CPU autocast": sum(why.startswith(AS_REAL) for why in failed.values()),
         "failed": sorted(failed),
         "unforeseen": sorted(set(failed) - excused - foreseen),
         "foreseen but right": sorted(foreseen - set(failed)),
