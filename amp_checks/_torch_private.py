@@ -401,7 +401,7 @@ def set_growth_tracker(scaler: Any, tracker: torch.Tensor | None) -> None:
     scaler._growth_tracker = tracker
 
 
-# --- Graphs: the casts that a region records, seen on tensors that hold no data. ---------------------------------------
+# --- Graphs: the casts that a region records, seen on tensors that hold no data. ---
 
 
 def fake_tensor_mode() -> AbstractContextManager[Any]:

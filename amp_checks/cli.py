@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from amp_checks import __version__, audit, backends, suite, time_limit
+from amp_checks import __version__, audit, backends, policy_diff, suite, time_limit
 from amp_checks.core import SuiteError, UsageError
 from amp_checks.report import FORMATS, diff
 
@@ -70,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     selftest.add_argument("--json", metavar="FILE")
     selftest.set_defaults(function=_selftest)
 
-    diff_command = commands.add_parser("diff", help="two results: what changed, and what got worse")
+    diff_command = commands.add_parser("diff", help="two results, or the rules of two torch versions: what changed")
     diff.add_arguments(diff_command)
-    diff_command.set_defaults(function=diff.main)
+    diff_command.set_defaults(function=_diff)
 
     report = commands.add_parser("report", help="any report format, from the results of one run or of several parts")
     report.add_argument("files", nargs="+", metavar="FILE", help="results written by --json")
@@ -181,6 +181,13 @@ def _selftest(args: argparse.Namespace) -> int:
     from amp_checks import selftest
 
     return selftest.main(args)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    """Compare cast policies (of two versions, or files that `policy` wrote), or else two results."""
+    if policy_diff.accepts(args.old) and policy_diff.accepts(args.new):
+        return policy_diff.main(args)
+    return diff.main(args)
 
 
 def _report(args: argparse.Namespace) -> int:

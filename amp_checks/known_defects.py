@@ -118,9 +118,7 @@ def registered() -> tuple[Defect, ...]:
     if twice := {name for name in ids if ids.count(name) > 1}:
         message = f"known defects: the id {min(twice)!r} stands twice; give each entry its own"
         raise SuiteError(message)
-    return tuple(
-        defect for defect in entries if defect.in_range(torch.__version__) and machine.holds(defect.machine)
-    )
+    return tuple(defect for defect in entries if defect.in_range(torch.__version__) and machine.holds(defect.machine))
 
 
 def judge(result: Result, defects: Iterable[Defect] | None = None) -> Result:

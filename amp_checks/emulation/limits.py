@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-LIMITS: tuple[str, ...] = (
-    "Emulated: the autocast rules are the device's own, the kernels are the CPU's; nothing was measured on the device.",
-    "Ops that backward runs inside a region do not get the device's rules.",
-    "Kernel choice (cuDNN, flash attention, fused cells), TF32 and the order of accumulation are not the device's.",
-    "Whether an op has a low-precision kernel is the CPU's answer, unless the recorded table says otherwise.",
-    "A composite op with a rule is run whole: ops inside it are not seen.",
-    "Ops that a device's own kernel calls are not seen; those of kernels that all devices share are.",
-    "Random numbers are the CPU's.",
-    "Every CPU tensor counts as a tensor of the device: .cpu() does not leave it.",
-    "Compiled functions run uncompiled.",
-)
+from amp_checks.limits import EMULATION as LIMITS
+
+__all__ = ["LIMITS"]

@@ -224,7 +224,7 @@ def _times(old: Result, new: Result) -> Iterator[Change]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `main` reads."""
-    parser.add_argument("old", metavar="OLD", help="results to measure against, written by --json")
+    parser.add_argument("old", metavar="OLD", help="results written by --json, cast policies, or a torch version")
     parser.add_argument("new", metavar="NEW", help="results under question")
     parser.add_argument("--format", default="text", choices=sorted(diff_formats.FORMATS), help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
