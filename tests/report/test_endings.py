@@ -94,6 +94,8 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A job in the background of a shell ignores SIGINT, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
         )
 
     def wait_for(self, case: str) -> None:
