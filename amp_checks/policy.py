@@ -148,7 +148,9 @@ def registered(device_type: str) -> frozenset[str]:
     """The overloads for which the running torch registers an autocast rule now, without ``aten::``."""
     from amp_checks import _torch_private
 
-    return frozenset(name.removeprefix("aten::") for name in _torch_private.autocast_rules(device_type))
+    # Other libraries register rules for ops of their own (torchvision does); this table is about torch's.
+    rules = _torch_private.autocast_rules(device_type)
+    return frozenset(name.removeprefix("aten::") for name in rules if name.startswith("aten::"))
 
 
 @functools.cache

@@ -141,3 +141,15 @@ def test_the_difference_refuses_what_is_no_table(name: str) -> None:
 def test_the_difference_refuses_another_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no file that amp-checks policy --json wrote"):
         policy_diff.side(str(written(tmp_path, {"schema": "amp_checks/results"})))
+
+
+def test_rules_that_other_libraries_register_for_their_own_ops_are_not_torchs() -> None:
+    library = torch.library.Library("amp_checks_policy_tests", "DEF")
+    library.define("another(Tensor x) -> Tensor")
+    rules = torch.library.Library("amp_checks_policy_tests", "IMPL")
+    rules.impl("another", torch.library.fallthrough_kernel, "AutocastCUDA")
+    try:
+        assert policy.registered("cuda") == set(policy.declared("cuda"))
+    finally:
+        rules._destroy()
+        library._destroy()
