@@ -2,6 +2,8 @@
 
 It is loaded in every pytest run of every project of the environment it is installed in, so it imports no torch and
 next to nothing else, and does nothing until an option of ours is given or an item of ours is collected.
+
+(PYTEST_DONT_REWRITE: there is no assert to rewrite here, and rewriting costs every run.)
 """
 
 from __future__ import annotations
