@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -45,9 +46,15 @@ def describe() -> Environment:
         },
         "threads": 1,
         "threads_of_machine": torch.get_num_threads(),
-        "seeds": "CRC-32 of a name stated by each case; planted sample 0",
+        "seeds": "CRC-32 of a name stated by each case; planted sample 0" + _salt(),
         "backends": {name: backends.why_unavailable(name) for name in backends.IDS},
     }
+
+
+def _salt() -> str:
+    from amp_checks.numerics import SALT
+
+    return f"; {SALT}={os.environ[SALT]} before each name" if SALT in os.environ else ""
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,9 +35,13 @@ class Threshold:
     measured: str
 
 
+SALT = "AMP_CHECKS_SEED"
+"""The environment variable that gives every seed another value: verdicts must not hang on the data drawn."""
+
+
 def seed_of(name: str) -> int:
     """A seed from a name: the same in every process (``hash()`` is not), independent between names."""
-    return zlib.crc32(name.encode())
+    return zlib.crc32((os.environ.get(SALT, "") + name).encode())
 
 
 @contextmanager
@@ -46,7 +51,9 @@ def seeded(seed: str | int) -> Iterator[None]:
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed if isinstance(seed, int) else seed_of(seed))
+        torch.manual_seed(
+            seed_of(seed) if isinstance(seed, str) else seed + seed_of("") if SALT in os.environ else seed
+        )
         yield
 
 

@@ -1,0 +1,97 @@
+"""Run the gate over and over, in shuffled order, with one worker and two, on other data: does any verdict change?
+
+Usage::
+
+    python benchmarks/gate_repeats.py [--repeats 50] [--family F ...] [--backend ID ...] [--out FILE.json]
+
+Repeat 0 is the gate as it is. Every other one shuffles the items by its own number; of each three, one also draws all
+inputs, weights and orders from other seeds (``AMP_CHECKS_SEED``); workers take turns, none, one, two. Verdicts are
+compared item by item with repeat 0. Prints how many items changed their verdict; exits 1 if one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ORDER = "GATE_REPEATS_ORDER"
+WORKERS = ("2", "0", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """This module is also the plugin that shuffles: every worker alike, as pytest-xdist wants it."""
+    if ORDER in os.environ:
+        random.Random(os.environ[ORDER]).shuffle(items)  # noqa: S311 - an order, not a secret
+
+
+def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
+    """One repeat, its results in ``file``: exit status of pytest, and seconds."""
+    from amp_checks.cli import CONFORMANCE
+
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gate_repeats"]
+    command += ["-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"]
+    command += ["-p", "amp_checks.plugin", str(CONFORMANCE / "suite.amp"), "--amp-json", str(file), *selection]
+    workers = WORKERS[number % len(WORKERS)]
+    if workers != "0":
+        command += ["-p", "xdist.plugin", "-n", workers, "--dist", "worksteal"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    here = str(Path(__file__).parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    if number:
+        environment[ORDER] = str(number)
+    if number % 3 == 1:
+        environment["AMP_CHECKS_SEED"] = str(number)
+    started = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if not file.exists():
+        raise SystemExit(f"repeat {number} left no results:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode, time.perf_counter() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--family", action="append", default=[])
+    parser.add_argument("--backend", action="append", default=[])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    selection = [part for name in options.family for part in ("--amp-family", name)]
+    selection += [part for name in options.backend for part in ("--amp-backend", name)]
+    first: dict[str, str] = {}
+    rows: list[dict[str, Any]] = []
+    for number in range(options.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "results.json"
+            status, seconds = once(number, selection, file)
+            found = json.loads(file.read_text(encoding="utf-8"))
+        verdicts = {entry["id"]: entry["status"] for entry in found["results"]}
+        first = first or verdicts
+        changed = {
+            name: [first.get(name), verdicts.get(name)]
+            for name in sorted(first.keys() | verdicts.keys())
+            if first.get(name) != verdicts.get(name)
+        }
+        rows.append(
+            {"repeat": number, "seeds": number if number % 3 == 1 else None, "workers": WORKERS[number % len(WORKERS)]}
+            | {"status": status, "items": len(verdicts), "changed": changed, "seconds": round(seconds, 1)}
+        )
+        print(rows[-1], file=sys.stderr, flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    flaky = sorted({name for row in rows for name in row["changed"]})
+    print(f"{len(rows)} repeats of {len(first)} items: {len(flaky)} changed their verdict", *flaky, sep="\n  ")
+    return 1 if flaky else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
