@@ -40,7 +40,7 @@ SALT = "AMP_CHECKS_SEED"
 
 
 def seed_of(name: str) -> int:
-    """A seed from a name: the same in every process (``hash()`` is not), independent between names."""
+    """A seed from a name: the same in every process (``hash()`` is not), independent between names; 0 from none."""
     return zlib.crc32((os.environ.get(SALT, "") + name).encode())
 
 

@@ -29,9 +29,9 @@ WORKERS = ("2", "0", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """This module is also the plugin that shuffles: every worker alike, as pytest-xdist wants it."""
+    """Shuffle, every worker alike, as pytest-xdist wants it: the module is its own plugin."""
     if ORDER in os.environ:
-        random.Random(os.environ[ORDER]).shuffle(items)  # noqa: S311 - an order, not a secret
+        random.Random(os.environ[ORDER]).shuffle(items)
 
 
 def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
@@ -52,7 +52,7 @@ def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
     if number % 3 == 1:
         environment["AMP_CHECKS_SEED"] = str(number)
     started = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if not file.exists():
         raise SystemExit(f"repeat {number} left no results:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.returncode, time.perf_counter() - started
