@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def run_steps(training: Training, names: Sequence[str]) -> Training:
 
 
 def difference(actual: Any, expected: Any) -> str:
-    """Empty where both are the same bit for bit, else the first difference in words."""
+    """Empty where both are the same bit for bit, else the first difference in words, and a factor common to all."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         same = type(actual) is type(expected) and bool(actual == expected)
         return "" if same else f"{actual!r} instead of {expected!r}"
@@ -109,8 +110,18 @@ def difference(actual: Any, expected: Any) -> str:
         return f"{_kind(actual)} instead of {_kind(expected)}"
     for place, (one, other) in enumerate(zip(actual.flatten(), expected.flatten(), strict=True)):
         if not numerics.same_bits(one, other):
-            return f"{one.item():.6g} instead of {other.item():.6g} at element {place}"
+            told = f"{one.item():.6g} instead of {other.item():.6g} at element {place}"
+            factor = _common_factor(actual, expected)
+            return told if factor is None else f"{factor:g} times what it should be: {told}"
     return "other bits"
+
+
+def _common_factor(actual: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The factor by which every element is off, exactly, where it is a power of two: a scale that was left on."""
+    if not actual.is_floating_point() or not actual.isfinite().all() or not (expected != 0).all():
+        return None
+    factors = (actual.double() / expected.double()).unique()
+    return factors.item() if len(factors) == 1 and math.frexp(factors.item())[0] == 0.5 else None
 
 
 def _kind(tensor: torch.Tensor) -> str:
