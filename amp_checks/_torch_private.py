@@ -103,6 +103,12 @@ _below_autograd: Callable[[], AbstractContextManager[None]] = _private(
 _composite_implicit: Any = _private("_C.DispatchKey.CompositeImplicitAutograd", "to decompose composite ops")
 
 
+def has_key(keys: KeySet, name: str) -> bool:
+    """Whether the set holds the dispatch key of that name."""
+    found: bool = keys.has(torch._C._dispatch_key_parse(name))
+    return found
+
+
 def key_set(*names: str) -> KeySet:
     """The set of the named dispatch keys."""
     made: KeySet = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
@@ -162,7 +168,7 @@ _top_hooks: Callable[[bool], Any] = _private(
 _hooks_enabled: Callable[[], bool] = _private(
     "_C._autograd._saved_tensors_hooks_is_enabled", "to respect who forbids hooks on saved tensors"
 )
-_transforms_active: Callable[[], bool] = _private(
+transforms_active: Callable[[], bool] = _private(
     "_C._are_functorch_transforms_active", "to leave torch.func transforms alone"
 )
 
@@ -174,7 +180,7 @@ def top_saved_tensors_hooks() -> Any:
 
 def saved_tensors_hooks_allowed() -> bool:
     """Whether autograd would take hooks now: a transform of ``torch.func``, or the user, may forbid them."""
-    return _hooks_enabled() and not _transforms_active()
+    return _hooks_enabled() and not transforms_active()
 
 
 def checkpoint_metadata_checks() -> dict[str, Callable[[torch.Tensor], Any]]:
@@ -193,7 +199,7 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = _private(
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply``, without its binding of default arguments where no transform of ``torch.func`` is active."""
-    if _transforms_active():
+    if transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
@@ -215,6 +221,12 @@ ScriptMethod: type = _private("_C.ScriptMethod", "to refuse TorchScript")
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd tracks the tensor as a view: autocast never caches the cast of one."""
     return tensor._is_view()
+
+
+CUDNN_RNN: Any = _private("ops.aten._cudnn_rnn.default", "to emulate cuDNN's RNN layers")
+"""cuDNN's entry point for whole RNN layers."""
+
+set_grad_enabled: Any = _private("_C._set_grad_enabled", "to let it pass the function mode")
 
 
 def set_cudnn_enabled(enabled: bool) -> bool:

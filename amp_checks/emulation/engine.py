@@ -16,11 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import numerics, shims, support
+from amp_checks.emulation import layers, numerics, shims, support
 from amp_checks.emulation.rules import (
     KERNELS_THAT_REACH_RULES,
+    calls_no_rule,
     reaches_no_rule,
     registered_rules,
+    rnn_layers_are_cast,
 )
 from amp_checks.emulation.wrapper import Codec
 
@@ -139,6 +141,11 @@ class Engine(TorchDispatchMode):
         known = self._runners.get(id(op))
         runner = known[1] if known is not None and known[0] is op else self._choose(op)
         if runner is None:
+            if op in layers.LAYERS:
+                layer = self._whole_layer(op, args)
+                if layer is not None:
+                    return self._run_layer(*layer)
+                args = layers.with_sizes_on_the_host(op, args, self.codec.unwrap)
             _push(self)
             try:
                 with _force(_include(), self._outer_exclude):
@@ -189,6 +196,26 @@ class Engine(TorchDispatchMode):
         self._runners[id(op)] = (op, runner)
         return runner
 
+    def _whole_layer(self, op: Any, args: tuple[Any, ...]) -> tuple[layers.Layer, list[Any]] | None:
+        """The RNN layer that cuDNN would run whole, and cast; None where torch's own ops make it up."""
+        if (
+            self.numerics != "float32"
+            or not rnn_layers_are_cast(self.device_type, self.rules())
+            or private.has_key(self._outer_exclude, private.autocast_key(self.device_type))
+        ):
+            return None
+        with _force(*self._inner):
+            transforming = private.transforms_active()
+        return None if transforming else layers.layer_of(op, self.codec.unwrap(args))
+
+    def _run_layer(self, layer: layers.Layer, tensors: list[Any]) -> Any:
+        with _force(*self._inner):
+            low = layers.cast(tensors)
+            out = layers.run(layer, low)
+        for recorder in self.recorders:
+            recorder.record(private.CUDNN_RNN, layers.seen_as(layer, low), {}, out)
+        return self.codec.wrap_result(out)
+
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return op(*args, **kwargs)
@@ -209,6 +236,8 @@ class Engine(TorchDispatchMode):
             return private.call_below_function_modes(op, args, kwargs)
 
     def _run_kernel_on_wrappers(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if calls_no_rule(op.name(), args):
+            return self._run(op, args, kwargs)
         with _KernelOnWrappers(self, op):
             return self._run(op, args, kwargs)
 

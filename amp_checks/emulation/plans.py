@@ -34,12 +34,13 @@ class Plan(enum.Enum):
 
 
 _PASSED_METHODS = (
-    "__array__ __array_wrap__ __contains__ __copy__ __deepcopy__ __dir__ __dlpack__ __dlpack_device__ __format__ "
-    "__getitem__ __hash__ __iter__ __len__ __reduce_ex__ __repr__ __reversed__ __setitem__ __setstate__ "
-    "_typed_storage as_subclass backward data_ptr detach dim element_size has_names is_complex is_contiguous is_conj "
-    "is_floating_point is_inference is_neg is_pinned is_set_to is_shared is_signed item ndimension nelement new numel "
-    "numpy register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad share_memory_ size storage "
-    "storage_offset storage_type stride tolist type untyped_storage _is_view nonzero tensor_split"
+    "__array__ __array_wrap__ __bool__ __complex__ __contains__ __copy__ __deepcopy__ __dir__ __dlpack__ "
+    "__dlpack_device__ __float__ __format__ __getitem__ __hash__ __index__ __int__ __iter__ __len__ __reduce_ex__ "
+    "__repr__ __reversed__ __setitem__ __setstate__ _typed_storage as_subclass backward data_ptr detach dim "
+    "element_size has_names is_complex is_contiguous is_conj is_floating_point is_inference is_neg is_nonzero "
+    "is_pinned is_set_to is_shared is_signed item ndimension nelement new numel numpy register_hook "
+    "register_post_accumulate_grad_hook requires_grad_ retain_grad share_memory_ size storage storage_offset "
+    "storage_type stride tolist type untyped_storage _is_view nonzero tensor_split"
 ).split()
 
 _PASSED_FUNCTIONS = (
@@ -52,7 +53,9 @@ _PASSED_FUNCTIONS = (
     torch.nn.init.kaiming_uniform_,
     torch.is_floating_point,
     torch.is_complex,
+    torch.is_nonzero,
     torch.numel,
+    private.set_grad_enabled,
     torch.nonzero,
     torch.tensor_split,
 )
@@ -79,8 +82,9 @@ _OPERATORS = {
     "__sub__": "sub",
     "__rsub__": "rsub",
     "__isub__": "sub_",
+    **dict.fromkeys("float half bfloat16 double long int short char byte bool".split(), "to"),
 }
-"""Operators whose bindings are named unlike the op."""
+"""Operators and methods whose bindings are named unlike the op."""
 
 _OPS_OF_FUNCTION: dict[Any, tuple[str, ...]] = {
     F.relu: ("relu", "relu_"),

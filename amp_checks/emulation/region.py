@@ -53,19 +53,19 @@ class Region(TorchFunctionMode):
         self.is_default_device = False
         self.off = False
         self._plans: dict[Any, Plan] = {}
-        self._direct: set[Any] = set()
+        self.direct: set[Any] = set()
         """Functions that need nothing from the emulation at this moment: they cost one look-up."""
 
     def forget_plans(self) -> None:
         """Rules changed, or somebody began or ceased to observe."""
         self.engine.forget_rules()
         self._plans.clear()
-        self._direct.clear()
+        self.direct.clear()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self._direct:
+        if func in self.direct:
             if kwargs is None:
                 return func(*args)
             if "device" not in kwargs and "pin_memory" not in kwargs:
@@ -111,7 +111,7 @@ class Region(TorchFunctionMode):
         plan = self._plans[func] = plans.plan(func, engine.rules())
         skipped = plan is Plan.SKIP and engine.hidden_keys is None and not engine.recorders
         if (plan is Plan.PASS or skipped) and func is not _to:
-            self._direct.add(func)
+            self.direct.add(func)
         return plan
 
     @contextmanager

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from amp_checks import _torch_private as private
 
@@ -20,7 +23,8 @@ REACHED_BY_COMPOSITE: dict[str, tuple[str, ...]] = {
         (
             "T t mT mH H numpy_T adjoint matrix_H reshape reshape_as contiguous flatten unflatten expand_as view_as "
             "swapaxes swapdims movedim moveaxis ravel narrow chunk size type_as to float half bfloat16 double "
-            "is_floating_point is_complex result_type broadcast_to atleast_1d atleast_2d atleast_3d"
+            "is_floating_point is_complex result_type broadcast_to atleast_1d atleast_2d atleast_3d "
+            "_pad_packed_sequence"
         ).split(),
         _views,
     ),
@@ -58,6 +62,15 @@ Autograd differentiates the op, not what its kernel calls, so the kernel runs on
 """
 
 
+def calls_no_rule(op: str, args: tuple[Any, ...]) -> bool:
+    """Whether this call of one of `KERNELS_THAT_REACH_RULES` meets no rule, so that the CPU's kernel stands for it.
+
+    ``ldexp`` raises 2 to the exponent with ``pow``, whose rule casts no whole numbers; since torch 2.14 it has a
+    kernel of the device's own for them.
+    """
+    return op == "aten::ldexp.Tensor" and not args[1].is_floating_point()
+
+
 def registered_rules(device_type: str) -> frozenset[str]:
     """Names, as the dispatcher's (``aten::mm``), of the ops that autocast on this device type has a rule for.
 
@@ -76,6 +89,11 @@ def reaches_no_rule(name: str, rules: frozenset[str]) -> bool:
     """Whether a composite op, by its ``aten`` name without overload, is known to call no op with a rule."""
     reached = REACHED_BY_COMPOSITE.get(name)
     return reached is not None and not any(f"aten::{op}" in rules for op in reached)
+
+
+def rnn_layers_are_cast(device_type: str, rules: frozenset[str]) -> bool:
+    """Whether cuDNN's RNN layers are cast on that device type. A build without CUDA does not register their rule."""
+    return device_type == "cuda" and (torch.version.cuda is None or "aten::_cudnn_rnn" in rules)
 
 
 class Changes:
