@@ -29,10 +29,10 @@ _VARIABLES = {
     "#0a0003": "var(--series-3)",
     "#0a0004": "var(--series-4)",
 }
-_INK, _MUTED, _RULE, _BAD, *_SERIES = _VARIABLES
+INK, MUTED, RULE, BAD, *SERIES = _VARIABLES
 _DASHES = ("-", "--", ":", "-.")
 
-_STYLE: Any = {
+STYLE: Any = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -40,14 +40,14 @@ _STYLE: Any = {
     "svg.hashsalt": "amp_checks",
     "font.family": "sans-serif",
     "font.size": 12,
-    "text.color": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _INK,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "grid.color": _RULE,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": RULE,
     "legend.frameon": False,
     "legend.fontsize": 11,
 }
@@ -58,7 +58,7 @@ LEAST, MOST = 1e-4, 1e2
 _MARKERS = {"CUDA": "s", "CPU": "o", "emulated": "^", "other": "D"}
 
 
-def _svg(figure: Figure, *, name: str, label: str) -> str:
+def svg_of(figure: Figure, *, name: str, label: str) -> str:
     """The figure as an ``svg`` element whose ids begin with ``name``, so that a page may hold several."""
     text = io.StringIO()
     with warnings.catch_warnings():
@@ -89,15 +89,15 @@ def ratios(shares: Mapping[str, Mapping[str, Sequence[float]]], *, name: str) ->
     """
     rows = list(shares)
     kinds = [kind for kind in _MARKERS if any(kind in by_kind for by_kind in shares.values())]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 0.66 * len(rows) + 1.4), layout="constrained")
         axes = figure.add_subplot()
         for row, check in enumerate(rows):
-            axes.text(LEAST, row - 0.36, check, va="center", ha="left", color=_INK)
+            axes.text(LEAST, row - 0.36, check, va="center", ha="left", color=INK)
             for place, kind in enumerate(kinds):
                 drawn = _thinned(shares[check].get(kind, ()))
                 height = row + 0.02 + 0.17 * place
-                for beyond, marker, colour in ((False, _MARKERS[kind], _SERIES[place]), (True, "X", _BAD)):
+                for beyond, marker, colour in ((False, _MARKERS[kind], SERIES[place]), (True, "X", BAD)):
                     some = [share for share in drawn if (share >= 1.0) is beyond]
                     axes.plot(
                         some,
@@ -108,7 +108,7 @@ def ratios(shares: Mapping[str, Mapping[str, Sequence[float]]], *, name: str) ->
                         markerfacecolor=colour if beyond else "none",
                         markeredgecolor=colour,
                     )
-        axes.axvline(1.0, color=_BAD, linewidth=1.2, linestyle="--")
+        axes.axvline(1.0, color=BAD, linewidth=1.2, linestyle="--")
         axes.set_xscale("log")
         axes.set_xlim(LEAST * 0.7, MOST * 1.6)
         axes.set_ylim(len(rows) - 0.3, -0.7)
@@ -118,12 +118,12 @@ def ratios(shares: Mapping[str, Mapping[str, Sequence[float]]], *, name: str) ->
         axes.grid(visible=True, axis="x")
         axes.set_axisbelow(True)
         handles = [
-            Line2D([], [], linestyle="none", marker=_MARKERS[kind], color=_SERIES[place], fillstyle="none", label=kind)
+            Line2D([], [], linestyle="none", marker=_MARKERS[kind], color=SERIES[place], fillstyle="none", label=kind)
             for place, kind in enumerate(kinds)
         ]
-        handles.append(Line2D([], [], linestyle="none", marker="X", color=_BAD, label="beyond it"))
+        handles.append(Line2D([], [], linestyle="none", marker="X", color=BAD, label="beyond it"))
         figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handletextpad=0.1)
-        return _svg(figure, name=name, label="Measured ratios as shares of their thresholds, as in the table below")
+        return svg_of(figure, name=name, label="Measured ratios as shares of their thresholds, as in the table below")
 
 
 def _thinned(shares: Sequence[float]) -> list[float]:
@@ -136,21 +136,21 @@ def _thinned(shares: Sequence[float]) -> list[float]:
 
 def curve(one: Curve, *, name: str) -> str:
     """A curve with its band and marks."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
         if one.band is not None:
             label, low, high = one.band
-            axes.fill_between(range(len(low)), low, high, color=_MUTED, alpha=0.3, linewidth=0, label=label)
+            axes.fill_between(range(len(low)), low, high, color=MUTED, alpha=0.3, linewidth=0, label=label)
         for number, (label, values) in enumerate(one.lines):
             drawn = [value if math.isfinite(value) else math.nan for value in values]
-            colour, dashes = _SERIES[number % len(_SERIES)], _DASHES[number % len(_DASHES)]
+            colour, dashes = SERIES[number % len(SERIES)], _DASHES[number % len(_DASHES)]
             # A line of one point, or of points between gaps, shows by its markers alone.
             axes.plot(drawn, color=colour, linestyle=dashes, marker="." if len(drawn) < 40 else None, label=label)
         if one.marks is not None:
             label, at = one.marks
             for number, step in enumerate(at):
-                axes.axvline(step, color=_BAD, linewidth=1, linestyle=":", label=label if number == 0 else None)
+                axes.axvline(step, color=BAD, linewidth=1, linestyle=":", label=label if number == 0 else None)
         if one.log:
             axes.set_yscale("log")
         axes.set_xlabel(one.x)
@@ -158,4 +158,4 @@ def curve(one: Curve, *, name: str) -> str:
         axes.grid(visible=True)
         axes.set_axisbelow(True)
         figure.legend(loc="outside upper left", ncols=2)
-        return _svg(figure, name=name, label=f"{one.title}: {'; '.join(one.describe())}")
+        return svg_of(figure, name=name, label=f"{one.title}: {'; '.join(one.describe())}")
