@@ -7,7 +7,7 @@ EMULATION: tuple[str, ...] = (
     "Ops that backward runs inside a region do not get the device's rules.",
     "Kernel choice (cuDNN, flash attention, fused cells), TF32 and the order of accumulation are not the device's.",
     "Whether an op has a low-precision kernel is the CPU's answer, unless the recorded table says otherwise.",
-    "RNN layers: torch's own ops, as without cuDNN; in float32 inside, one op, in float16 in any region, as cuDNN's rule.",
+    "RNN layers: torch's own ops, as without cuDNN; float32 inside: one op, float16 in any region, as cuDNN's rule.",
     "Backward computes such a layer again: the bytes saved are without cuDNN's workspace.",
     "A composite op with a rule is run whole: ops inside it are not seen.",
     "Ops that a device's own kernel calls are not seen; those of kernels that all devices share are.",
