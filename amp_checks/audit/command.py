@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", nargs="?", metavar="MODULE:CASE", help="package.module:function or file.py:function")
     parser.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
     parser.add_argument("--json", metavar="FILE", help="write the findings there ('-': standard output)")
+    parser.add_argument("--modules", action="store_true", help="print what was seen module by module, too")
+    parser.add_argument("--html", metavar="FILE", help="write a page of it (needs the extra `report`)")
     parser.add_argument("--template", action="store_true", help="print a first case file, and stop")
     parser.add_argument("--ignore", metavar="FILE", help="known findings: rule | place | until | reason")
     parser.add_argument(
@@ -84,13 +86,15 @@ def _default(case: AuditCase) -> tuple[str, ...]:
 def _write(args: argparse.Namespace, reports: list[Report]) -> bool:
     from amp_checks.audit.diagnostics import Severity
     from amp_checks.audit.report import as_json, text
-    from amp_checks.report import json_format
+    from amp_checks.report import FORMATS, json_format
 
-    document = {"audits": [as_json(report) for report in reports]}
+    document = json_format.audits_document([as_json(report) for report in reports])
+    if args.html:
+        json_format.write_text(Path(args.html), FORMATS["html"].render(document))
     if args.json == "-":
         sys.stdout.write(json_format.dumps(document))
     else:
         if args.json:
             json_format.write(Path(args.json), document)
-        sys.stdout.write("\n\n".join(text(report) for report in reports) + "\n")
+        sys.stdout.write("\n\n".join(text(report, modules=args.modules) for report in reports) + "\n")
     return any(report.failures(Severity(args.fail_on)) for report in reports)

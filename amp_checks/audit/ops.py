@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
-from amp_checks.audit import constants
+from amp_checks.audit import constants, magnitudes
 from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.trace import Event, Kind, Op
 
@@ -115,6 +115,7 @@ class OpWatch:
         self._facts: dict[Any, _Facts] = {}
         self._forward_places: dict[int, tuple[str | None, Frame]] = {}
         self._extremes: list[tuple[Op, Tensor, Tensor]] = []
+        self._magnitudes: list[tuple[Op, Tensor]] = []
         self._told: set[tuple[Any, ...]] = set()
         self.function_products: dict[str, dict[bool, set[torch.dtype]]] = {}
 
@@ -133,6 +134,10 @@ class OpWatch:
         for place, (op, _, _) in enumerate(self._extremes):
             op.low, op.high = values[2 * place], values[2 * place + 1]
         self._extremes.clear()
+        found = torch.stack([numbers for _, numbers in self._magnitudes]).tolist() if self._magnitudes else ()
+        for (op, _), numbers in zip(self._magnitudes, found, strict=True):
+            op.magnitudes = magnitudes.read(numbers, dtype=op.outputs[0], count=op.elements)
+        self._magnitudes.clear()
 
     def saw(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """One op ran."""
@@ -230,9 +235,14 @@ class OpWatch:
             region["low_ops"] += first.dtype in LOW
             op.region = region["dtype"] if region["enabled"] else None
         if first.dtype in LOW and op.elements:
-            low, high = torch.aminmax(first)
-            self._extremes.append((op, low, high))
+            self._measure(op, first)
         self._watch.trace.ops.append(op)
+
+    def _measure(self, op: Op, first: Tensor) -> None:
+        low, high = torch.aminmax(first)
+        self._extremes.append((op, low, high))
+        if op.step == 0:
+            self._magnitudes.append((op, magnitudes.on_device(first)))
 
     def computed_in(self, loss: Tensor) -> torch.dtype:
         """The dtype a loss was computed in: its own, or that of what it was cast from at last."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from amp_checks.audit import rules
+from amp_checks.audit import magnitudes, rules
 from amp_checks.audit.convergence import compare_seeds
 from amp_checks.audit.diagnostics import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
-from amp_checks.audit.measures import draws_in_16_bits
+from amp_checks.audit.magnitudes import Magnitudes
+from amp_checks.audit.measures import draws_in_16_bits, low_dtype
+from amp_checks.audit.modules import ModuleFacts, by_module, first_scale, together
 from amp_checks.audit.runs import Evidence, gather
 from amp_checks.audit.trace import Trace
 from amp_checks.audit.training import AuditCase
@@ -28,6 +30,7 @@ class Report:
         case, backend, emulated: of what.
         diagnostics: worst first; ignored ones too, with their reason.
         summary: figures by name, for a reader.
+        modules: a row for each module that ran, in the order in which they first ran.
     """
 
     case: str
@@ -35,6 +38,7 @@ class Report:
     emulated: bool
     diagnostics: tuple[Diagnostic, ...]
     summary: dict[str, str]
+    modules: tuple[ModuleFacts, ...] = ()
 
     def failures(self, fail_on: Severity = Severity.ERROR) -> tuple[Diagnostic, ...]:
         """What is at least as bad as that, and not ignored."""
@@ -59,7 +63,14 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
         emulated=backend.emulated,
         diagnostics=tuple(_with_reason(one, ignored, today) for one in found),
         summary=_summary(evidence),
+        modules=by_module(evidence.amp, found, root=_root(evidence)),
     )
+
+
+def _root(evidence: Evidence) -> str:
+    """What the watch calls the model itself, where there is one alone; several have names of their own."""
+    lone = evidence.training.named_modules().get("")
+    return type(lone).__name__ if lone is not None else ""
 
 
 def _with_reason(one: Diagnostic, ignored: tuple[Ignored, ...], today: datetime.date) -> Diagnostic:
@@ -71,9 +82,7 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     trace = evidence.amp
     summary = {"iterations": str(trace.steps), "optimizers": ", ".join(trace.optimizers) or "none"}
     summary |= _forward(trace)
-    for name, backward in (("activations", False), ("backward", True)):
-        if (peak := _peak(trace, backward=backward)) is not None:
-            summary[f"largest float16 value, {name}"] = peak
+    summary |= _value_sizes(trace) | _gradient_sizes(trace)
     if (zeros := _most_zeros(trace)) is not None:
         summary["most zeros in a gradient"] = zeros
     if trace.scales:
@@ -120,6 +129,37 @@ def _peak(trace: Trace, *, backward: bool) -> str | None:
     return f"{size:.4g} ({bits}), {worst.name}{where}"
 
 
+def _value_sizes(trace: Trace) -> dict[str, str]:
+    found = {}
+    for name, backward in (("activations", False), ("backward", True)):
+        if (peak := _peak(trace, backward=backward)) is not None:
+            found[f"largest float16 value, {name}"] = peak
+        if (sizes := _sizes(trace, backward=backward)) is not None:
+            found[f"headroom, {name}"] = sizes.describe()
+    return found
+
+
+def _sizes(trace: Trace, *, backward: bool) -> Magnitudes | None:
+    found: Magnitudes | None = None
+    for op in trace.ops:
+        if op.backward is backward:
+            found = together(found, op.magnitudes)
+    return found
+
+
+def _gradient_sizes(trace: Trace) -> dict[str, str]:
+    """Gradients of parameters as 16 bits would hold them: under the loss scale, and without it."""
+    low, scale = low_dtype(trace), first_scale(trace)
+    if low is None or not trace.gradients:
+        return {}
+    flat = torch.cat([gradient.flatten() for gradient in trace.gradients.values()])
+    named = {"headroom, gradients unscaled": flat}
+    if trace.scaled:
+        named = {f"headroom, gradients at loss scale {scale:g}": flat * scale, **named}
+    sizes = {name: magnitudes.of(values, low) for name, values in named.items()}
+    return {name: found.describe() for name, found in sizes.items() if found is not None}
+
+
 def _most_zeros(trace: Trace) -> str | None:
     zeros = {name: float((value == 0).double().mean()) for name, value in trace.gradients.items() if value.numel()}
     if not zeros:
@@ -129,11 +169,12 @@ def _most_zeros(trace: Trace) -> str | None:
     return f"{zeros[name]:.1%} of {name}, and {float(small.double().mean()):.1%} below 6.1e-5"
 
 
-def text(report: Report) -> str:
-    """For a terminal."""
+def text(report: Report, *, modules: bool = False) -> str:
+    """For a terminal; ``modules`` adds the table by module."""
     note = "  (emulated: the rules are the device's, the kernels are the CPU's)" if report.emulated else ""
     lines = [f"{report.case} under {report.backend}{note}"]
     lines += [f"  {name}: {value}" for name, value in report.summary.items()]
+    lines += _module_lines(report.modules) if modules else []
     for one in report.diagnostics:
         lines.append("")
         lines.append(f"  {one.severity.upper()} {one.rule}" + (f"  [{one.place}]" if one.place else ""))
@@ -149,6 +190,29 @@ def text(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _module_lines(rows: tuple[ModuleFacts, ...]) -> list[str]:
+    """A line for each module, then its sizes; the columns are those of the HTML report."""
+    lines = ["", "  by module (ops of one forward, in 16 bits, casts):"]
+    width = max((len(row.path) for row in rows), default=0)
+    for row in rows:
+        found = f"  {', '.join(row.findings)}" if row.findings else ""
+        lines.append(f"    {row.path:<{width}}  {row.ops:>4} {row.low_ops:>4} {row.casts:>4}{found}")
+        for name, words in SIZES.items():
+            sizes: Magnitudes | None = getattr(row, name)
+            if sizes is not None:
+                lines.append(f"      {words}: {sizes.describe()}")
+    return lines
+
+
+SIZES = {
+    "activations": "activations",
+    "backward": "backward",
+    "scaled": "gradients, scaled",
+    "gradients": "gradients, unscaled",
+}
+"""The sizes of a module's row, in words."""
+
+
 def as_json(report: Report) -> dict[str, Any]:
     """Plain data, for `amp_checks.report.json_format.dumps`."""
     return {
@@ -157,4 +221,18 @@ def as_json(report: Report) -> dict[str, Any]:
         "emulated": report.emulated,
         "diagnostics": [{**dataclasses.asdict(one), "severity": str(one.severity)} for one in report.diagnostics],
         "summary": dict(report.summary),
+        "modules": [_module_as_json(row) for row in report.modules],
     }
+
+
+def _module_as_json(row: ModuleFacts) -> dict[str, Any]:
+    plain = dataclasses.asdict(row)
+    for name in SIZES:
+        sizes: Magnitudes | None = getattr(row, name)
+        if sizes is not None:
+            plain[name] |= {
+                "dtype": str(sizes.dtype).removeprefix("torch."),
+                "bits_to_overflow": sizes.bits_to_overflow,
+                "bits_to_zero": sizes.bits_to_zero,
+            }
+    return plain

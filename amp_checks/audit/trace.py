@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from amp_checks.audit.magnitudes import Magnitudes
+
 
 class Kind(enum.StrEnum):
     """What happened. The comment says what `Event.data` holds."""
@@ -68,6 +70,7 @@ class Op:
         function: name of the custom autograd function it ran in, or None.
         elements: of its first output.
         low, high: least and greatest value of a 16-bit output; NaN where unknown.
+        magnitudes: sizes of a 16-bit output, in the first iteration; None elsewhere.
         from_cast: for a cast, whether its input came straight from another cast, and that one's input dtype.
         region: dtype of the innermost region, where that is enabled.
         in_place: whether it changes an argument.
@@ -85,6 +88,7 @@ class Op:
     elements: int = 0
     low: float = math.nan
     high: float = math.nan
+    magnitudes: Magnitudes | None = None
     from_cast: torch.dtype | None = None
     region: torch.dtype | None = None
     in_place: bool = False

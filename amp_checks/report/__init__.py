@@ -22,11 +22,13 @@ class Format:
         file: its file in a report folder.
         module: the module here whose ``render(document) -> str`` makes it.
         needs: packages of the optional extra ``report`` without which it cannot be made.
+        audits: whether it can show audits alone, without results of the suite.
     """
 
     file: str
     module: str
     needs: tuple[str, ...] = ()
+    audits: bool = False
 
     def lacks(self) -> str | None:
         """Why this format cannot be made here, with what to do about it, or None where it can."""
@@ -39,17 +41,23 @@ class Format:
         """The document in this format.
 
         Raises:
-            UsageError: a package that it needs is not installed.
+            UsageError: a package that it needs is not installed, or the document holds audits alone and the format
+                needs results.
         """
         if (why := self.lacks()) is not None:
             raise UsageError(why)
+        if "results" not in document and not self.audits:
+            able = ", ".join(sorted(name for name, one in FORMATS.items() if one.audits))
+            raise UsageError(
+                f"{self.file} is made of results, and there are audits alone; these formats take them: {able}"
+            )
         text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
         return text
 
 
 FORMATS: dict[str, Format] = {
-    "json": Format(file="results.json", module="json_format"),
+    "json": Format(file="results.json", module="json_format", audits=True),
     "junit": Format(file="junit.xml", module="junit"),
     "markdown": Format(file="summary.md", module="markdown"),
-    "html": Format(file="report.html", module="html", needs=("jinja2", "matplotlib")),
+    "html": Format(file="report.html", module="html", needs=("jinja2", "matplotlib"), audits=True),
 }

@@ -16,7 +16,7 @@ import jinja2
 from amp_checks import __version__, suite
 from amp_checks.core import Finding, Result, Status
 from amp_checks.limits import EMULATION
-from amp_checks.report import curves, json_format, plots, rerun, summary
+from amp_checks.report import audits, curves, json_format, plots, rerun, summary
 
 SLOWEST = 10
 MOST_CURVES = 40
@@ -254,20 +254,7 @@ def _state(results: Sequence[Result], content: dict[str, Any]) -> str:
     return {"AMP IS WRONG": "wrong", "AMP is right": "right"}.get(verdict.partition(":")[0], "none")
 
 
-def render(content: dict[str, Any]) -> str:
-    """The document as one HTML page.
-
-    Raises:
-        SuiteError: a result or a curve in it is malformed.
-    """
-    results = json_format.results_of(content)
-    errors = content.get("errors", [])
-    measured = _measured(results)
-    bad = {result.id for result in results if result.status in (Status.FAILED, Status.ERROR)}
-    drawn = curves.together(curves.read(entry) for entry in content.get("curves", ()))
-    drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
-    environment = {name: value for name, value in content["environment"].items() if name != "backends"}
-    emulated = [kind for kind in _KINDS if kind == "emulated" and any(result.emulated for result in results)]
+def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("amp_checks.report"),
         autoescape=True,
@@ -276,8 +263,37 @@ def render(content: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {"share": _share, "size": _size}
+    return templates
+
+
+def render(content: dict[str, Any]) -> str:
+    """The document as one HTML page.
+
+    Raises:
+        SuiteError: a result, a curve or an audit in it is malformed.
+    """
+    audited = audits.arrange(content.get("audits", ()))
+    templates = _templates()
+    shared = {
+        "version": __version__,
+        "audits": audited,
+        "audit_signs": audits.SIGNS,
+        "sizes": [words for _, words in audits.SIZES],
+        "tight": audits.TIGHT,
+    }
+    if "results" not in content:
+        limits = EMULATION if any(one.emulated for one in audited) else ()
+        return templates.get_template("audit_page.html.j2").render(**shared, limits=limits) + "\n"
+    results = json_format.results_of(content)
+    errors = content.get("errors", [])
+    measured = _measured(results)
+    bad = {result.id for result in results if result.status in (Status.FAILED, Status.ERROR)}
+    drawn = curves.together(curves.read(entry) for entry in content.get("curves", ()))
+    drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
+    environment = {name: value for name, value in content["environment"].items() if name != "backends"}
+    emulated = any(result.emulated for result in results) or any(one.emulated for one in audited)
     page = templates.get_template("report.html.j2").render(
-        version=__version__,
+        **shared,
         verdict=summary.verdict(results, complete=content["complete"], errors=errors),
         state=_state(results, content),
         complete=content["complete"],

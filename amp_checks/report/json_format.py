@@ -12,10 +12,13 @@ The document (``schema`` names it, ``version`` its layout)::
                   "findings": [{"subject", "actual", "expected", "ratio", "threshold", "why"}, ...]}, ...],
      "seconds": {id: wall seconds},
      "tests": {id: {...}},              optional, of users' tests: as `amp_checks.report.rerun`
-     "curves": [...]}                   optional, for plots: as `amp_checks.report.curves`
+     "curves": [...],                   optional, for plots: as `amp_checks.report.curves`
+     "audits": [...]}                   optional, of users' training steps: as `amp_checks.audit.report.as_json`
 
 Results are sorted by id and hold nothing that differs between two runs of the same code on the same machine; times
 stand apart. JSON has no infinity and no NaN: such floats, wherever they stand, are the strings "inf", "-inf", "nan".
+
+What ``amp-checks audit --json`` writes is of the schema ``amp_checks/audits``: the same ``audits``, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from amp_checks.core import Finding, Result, Status, SuiteError
 from amp_checks.report import summary
 
 SCHEMA = "amp_checks/results"
+AUDITS = "amp_checks/audits"
 VERSION = 1
 
 _NAMED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -106,6 +110,11 @@ def document(
     }
 
 
+def audits_document(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What ``amp-checks audit`` found, as a document of its own schema."""
+    return {"schema": AUDITS, "version": VERSION, "audits": list(audits)}
+
+
 def render(content: dict[str, Any]) -> str:
     """The JSON format itself, as `amp_checks.report.FORMATS` calls it."""
     return dumps(content)
@@ -122,7 +131,7 @@ def results_of(content: dict[str, Any]) -> list[Result]:
 
 
 def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several runs (shards, devices) as one document.
+    """Several runs (shards, devices) as one document, and audits with it; audits alone stay audits.
 
     Complete only if every part is. The environment is the first part's; where another part's differs, its differing
     values stand in ``environments``, part by part.
@@ -133,6 +142,15 @@ def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     if len(contents) == 1:
         return contents[0]
+    audits = [audit for content in contents for audit in content.get("audits", ())]
+    contents = [content for content in contents if content["schema"] == SCHEMA]
+    if not contents:
+        return audits_document(audits)
+    whole = _merged(contents) if len(contents) > 1 else dict(contents[0])
+    return {**whole, "audits": audits} if audits else whole
+
+
+def _merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Result] = {}
     for content in contents:
         for result in results_of(content):
@@ -205,8 +223,11 @@ def read(path: Path) -> dict[str, Any]:
         raise SuiteError(f"{path} cannot be read as results: {error}") from error
     if stream.is_stream(text):
         return stream.read(path, text)
-    if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (SCHEMA, VERSION):
-        raise SuiteError(f"{path} holds no results of schema {SCHEMA!r}, version {VERSION}")
+    named = (content.get("schema"), content.get("version")) if isinstance(content, dict) else ()
+    if named == (AUDITS, VERSION) and isinstance(content.get("audits"), list):
+        return content
+    if named != (SCHEMA, VERSION):
+        raise SuiteError(f"{path} holds no results of schema {SCHEMA!r} or {AUDITS!r}, version {VERSION}")
     for name, kind in (("results", list), ("environment", dict), ("summary", dict), ("complete", bool)):
         if not isinstance(content.get(name), kind):
             raise SuiteError(f"{path} is no whole results document: its {name!r} is missing or of another type")

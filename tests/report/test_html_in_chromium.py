@@ -9,10 +9,10 @@ from typing import Any
 
 import chromium
 import pytest
-from documents import CURVES, RESULTS, document, error, result
+from documents import CURVES, RESULTS, audited, document, error, result
 
 from amp_checks.core import Status
-from amp_checks.report import FORMATS
+from amp_checks.report import FORMATS, json_format
 
 pytest.importorskip("jinja2", reason="the optional extra `report` is not installed")
 pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
@@ -84,6 +84,20 @@ def test_it_loads_clean_fits_the_screen_and_can_be_read(show: Any, results: Any,
     assert len([url for url in page.requests if url.startswith("file://")]) == 1
     assert page.run("document.documentElement.scrollWidth") <= size[0]
     assert page.run(CONTRAST) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_audits_alone_and_beside_results_can_be_read(show: Any, size: Any, scheme: str) -> None:
+    audits = json_format.audits_document(audited())
+    for content in (audits, {**document(RESULTS), "audits": audited()}):
+        page = show(content, size=size, scheme=scheme)
+        assert page.errors == []
+        assert page.console == []
+        assert page.run("document.documentElement.scrollWidth") <= size[0]
+        assert page.run(CONTRAST) == []
+        assert page.run("document.querySelectorAll('[id^=audit-]').length") == 2
+        assert "tight" in page.run("document.querySelector('#modules-1 td.failed').textContent")
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])

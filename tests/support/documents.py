@@ -86,3 +86,20 @@ def document(results: Sequence[Result] = RESULTS, *, complete: bool = True, **mo
     fields: dict[str, Any] = {"environment": ENVIRONMENT, "selection": {}, "complete": complete}
     made: dict[str, Any] = json_format.encode(json_format.document(results, **(fields | more)))
     return made | curves
+
+
+def audited() -> list[dict[str, Any]]:
+    """Two audits of a user's step: one that found everything, one that found nothing."""
+    sizes = {"dtype": "float16", "count": 100, "zeros": 4, "subnormal": 3, "saturated": 1, "least": 2.0**-24}
+    sizes |= {"greatest": 65504.0, "bits_to_overflow": 0.0, "bits_to_zero": 0.0}
+    calm = sizes | {"zeros": 0, "subnormal": 0, "saturated": 0, "bits_to_overflow": 14.2, "bits_to_zero": "inf"}
+    found = {"rule": "loss-not-scaled", "message": "a <loss> is not scaled", "remedy": "scaler.scale(loss)", "step": 0}
+    places: dict[str, Any] = {"where": "train.py:12", "module": "encoder.layer.0", "op": "aten::mm", "ignored": None}
+    row = {"path": "encoder.layer.0", "ops": 12, "low_ops": 8, "casts": 2, "findings": ["loss-not-scaled"]}
+    row |= {"activations": sizes, "backward": calm, "gradients": None, "scaled": None}
+    one: dict[str, Any] = {"case": "mine.py:case", "backend": "emulated-cuda-float16", "emulated": True}
+    diagnostics = [found | places | {"severity": severity} for severity in ("error", "warning", "note")]
+    diagnostics.append(diagnostics[1] | {"ignored": "known since May"})
+    full = one | {"diagnostics": diagnostics, "summary": {"iterations": "3"}}
+    full["modules"] = [row, row | {"path": "head", "findings": []}]
+    return [full, one | {"backend": "cpu-float16", "emulated": False, "diagnostics": [], "summary": {}, "modules": []}]
