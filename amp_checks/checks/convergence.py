@@ -216,13 +216,24 @@ class Survival:
     saturated: float
 
 
+UNDERFLOWS_BELOW = 2.0**-10
+"""A float16 gradient that is a sum of up to 2**14 terms, each below the smallest number 2**-24, is below this."""
+
+
 def survival(mixed: Gradients, full: Gradients) -> Survival:
-    """Compare gradients as backward left them, scaled or not."""
+    """Compare gradients as backward left them, scaled or not; the scale is read off the two.
+
+    A zero counts only where the gradient is small enough to have underflowed: a unit whose input is rounded across the
+    kink of its ReLU has no gradient either, and nothing was flushed there.
+    """
     got = torch.cat([mixed[name].flatten() for name in full])
     expected = torch.cat([gradient.flatten() for gradient in full.values()])
     fine = torch.isfinite(expected) & (expected != 0)
+    there = fine & torch.isfinite(got) & (got != 0)
+    scale = (got[there] / expected[there]).median().abs() if there.any() else torch.tensor(1.0)
+    small = expected.abs() * scale < UNDERFLOWS_BELOW
     return Survival(
-        flushed=((got == 0) & fine).sum().item() / max(1, int(fine.sum())),
+        flushed=((got == 0) & fine & small).sum().item() / max(1, int(fine.sum())),
         saturated=(~torch.isfinite(got) & fine).sum().item() / max(1, int(fine.sum())),
     )
 
