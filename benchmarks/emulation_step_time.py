@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,63 +28,8 @@ from torch import Tensor, nn
 
 from amp_checks.emulation import Numerics, emulate
 
-
-class Block(nn.Module):
-    """The basic block of a resnet18."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
-        self.second = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.shortcut = (
-            nn.Identity()
-            if stride == 1 and width_in == width
-            else nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.norm2(self.second(F.relu(self.norm1(self.first(x)))))
-        return F.relu(out + self.shortcut(x))
-
-
-def resnet18() -> nn.Module:
-    """A resnet18 of 10 classes."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    width_in = 64
-    for width, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        layers.append(Block(width_in, width, stride))
-        width_in = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-def transformer(layers: int = 4) -> nn.Module:
-    """An encoder: width 128, 4 heads, no dropout."""
-    layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-
-class First(nn.Module):
-    """A recurrent net's outputs, without its states."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)[0]
-        return out
-
-
-def mlp() -> nn.Module:
-    """Three small layers: little but overhead."""
-    return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+import networks
 
 
 def square(out: Tensor) -> Tensor:
@@ -102,13 +48,13 @@ class Model:
 
 MODELS = {
     "resnet18 2x3x64x64": Model(
-        make=resnet18, shape=(2, 3, 64, 64), loss=lambda out: F.cross_entropy(out, torch.tensor([1, 2]))
+        make=networks.resnet18, shape=(2, 3, 64, 64), loss=lambda out: F.cross_entropy(out, torch.tensor([1, 2]))
     ),
-    "transformer4 8x64x128": Model(make=transformer, shape=(8, 64, 128)),
-    "transformer4 2x16x128": Model(make=transformer, shape=(2, 16, 128)),
-    "lstm 4x20x64": Model(make=lambda: First(nn.LSTM(64, 64, 2, batch_first=True)), shape=(4, 20, 64)),
-    "gru 4x20x64": Model(make=lambda: First(nn.GRU(64, 64, 2, batch_first=True)), shape=(4, 20, 64)),
-    "mlp 8x4": Model(make=mlp, shape=(8, 4)),
+    "transformer4 8x64x128": Model(make=networks.transformer, shape=(8, 64, 128)),
+    "transformer4 2x16x128": Model(make=networks.transformer, shape=(2, 16, 128)),
+    "lstm 4x20x64": Model(make=networks.lstm, shape=(4, 20, 64)),
+    "gru 4x20x64": Model(make=networks.gru, shape=(4, 20, 64)),
+    "mlp 8x4": Model(make=networks.mlp, shape=(8, 4)),
 }
 
 MODES: tuple[Numerics, ...] = ("native", "float32")

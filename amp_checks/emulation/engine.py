@@ -52,9 +52,8 @@ class _KernelOnWrappers(TorchDispatchMode):
         self._engine = engine
         self._op = op
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def catch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The op itself is run on wrappers; what else passes is left alone."""
         del types
         if func is not self._op:
             return func(*args, **(kwargs or {}))
@@ -243,4 +242,5 @@ class Engine(TorchDispatchMode):
 
 
 # Set from outside: what the body of a mode defines, torch wraps in a switch for its compiler that costs more than all.
+_KernelOnWrappers.__torch_dispatch__ = _KernelOnWrappers.catch  # type: ignore[assignment]
 Engine.__torch_dispatch__ = Engine.receive  # type: ignore[assignment]
