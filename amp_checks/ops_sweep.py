@@ -100,13 +100,28 @@ def _look(op: Any, name: str, backend: Backend, rules: frozenset[str]) -> Seen:
         steady = not isinstance(again, Exception) and _difference(plain, again, values=True) == ""
         difference = _difference(plain, got, values=steady and op.name not in UNSTEADY)
         if difference:
-            with observe(backend) as calls:
-                _run(op, sample, backend.region)
+            calls = _calls(op, sample, backend)
             listed |= {call.op.removeprefix("aten::") for call in calls if _explains(call, backend, rules)}
         unsteady = unsteady or not steady
         changed = changed or difference
     outcome = (changed or AS_WITHOUT) if ran else NOTHING_RAN
     return Seen(op=name, outcome=outcome, listed=tuple(sorted(listed)), unsteady=unsteady)
+
+
+def _calls(op: Any, sample: Any, backend: Backend) -> list[OpCall]:
+    """The ops that run when the op is called in a region."""
+    seen: list[OpCall] = []
+
+    @contextmanager
+    def observed() -> Iterator[None]:
+        with observe(backend) as calls, backend.region():
+            try:
+                yield
+            finally:
+                seen.extend(calls)
+
+    _run(op, sample, observed)
+    return seen
 
 
 LEAVES = frozenset({"convolution", "_prelu_kernel", "vdot"})
