@@ -19,6 +19,7 @@ class ConvergenceCase:
     Attributes:
         task: what trains, the same in FP32 and AMP.
         seeds: how many runs in each precision.
+        further_fp32: how many more runs in FP32 alone, for the task's own noise, which is the unit of every difference.
         first_seed: the seed of the first run; the others count on from it. Checks of one run look at this one.
         learned: both precisions must bring the validation loss below this share of what it was at first.
         most_skips: how many steps may be skipped while the loss scale settles, where there is one.
@@ -31,6 +32,7 @@ class ConvergenceCase:
     task: Task
     learned: float
     seeds: int = 5
+    further_fp32: int = 5
     first_seed: int = 0
     most_skips: int = 0
     text: str | None = None
@@ -58,8 +60,8 @@ _GATE: tuple[ConvergenceCase, ...] = (
     ConvergenceCase(task=language.LSTM, learned=0.8),
     ConvergenceCase(task=language.TRANSFORMER, learned=0.8, kept=0.65),
     ConvergenceCase(task=language.SPARSE, learned=0.8),
-    ConvergenceCase(task=scaling.UNDERFLOW, learned=0.5),
-    ConvergenceCase(task=scaling.OVERFLOW, learned=0.5, most_skips=10),
+    ConvergenceCase(task=scaling.UNDERFLOW, learned=0.5, seeds=8, further_fp32=8),
+    ConvergenceCase(task=scaling.OVERFLOW, learned=0.5, most_skips=10, seeds=8, further_fp32=8),
 )
 
 _ONLY_AT_THE_GATE = {
@@ -70,7 +72,7 @@ _ONLY_AT_THE_GATE = {
 CASES: tuple[ConvergenceCase, ...] = (
     *_GATE,
     *(
-        dataclasses.replace(case, full=True, seeds=20, first_seed=100)
+        dataclasses.replace(case, full=True, seeds=20, further_fp32=0, first_seed=100)
         for case in _GATE
         if case.id not in _ONLY_AT_THE_GATE
     ),

@@ -65,10 +65,13 @@ def check_trains_like_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[
         _fp32(case.task, backend, seed, leave_out=run.skips if _most_skips(case, backend) else frozenset())
         for seed, run in zip(seeds, mixed, strict=True)
     ]
+    further = range(seeds.stop, seeds.stop + case.further_fp32)
+    unpaired = [_fp32(case.task, backend, seed) for seed in further]
     for name, measure in _MEASURES.items():
         found = parity.compare(
             fp32=[measure.of(run) for run in full],
             amp=[measure.of(run) for run in mixed],
+            unpaired=[measure.of(run) for run in unpaired],
             margin=measure.margin,
         )
         yield bounded(

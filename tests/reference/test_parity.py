@@ -47,6 +47,15 @@ def test_the_unit_is_the_spread_of_fp32() -> None:
     assert found.verdict is Verdict.DIFFERENT
 
 
+def test_further_runs_in_fp32_change_the_unit_alone() -> None:
+    found = compare(fp32=FP32, amp=shifted(0.1), unpaired=[0.0, 2.0])
+
+    assert found.seeds == 5
+    assert found.spread == pytest.approx(0.59161, abs=1e-5)
+    assert found.difference == pytest.approx(0.1 / 0.59161, abs=1e-4)
+    assert compare(fp32=FP32, amp=FP32, unpaired=[math.nan]).verdict is Verdict.NOT_FINITE
+
+
 def test_half_width_is_that_of_the_paired_t_interval() -> None:
     # Differences 0.01, -0.01, 0.02, 0.0, 0.03: mean 0.01, standard deviation 0.0158114; t(0.95, 4) = 2.1318.
     amp = [value + d for value, d in zip(FP32, [0.01, -0.01, 0.02, 0.0, 0.03], strict=True)]
