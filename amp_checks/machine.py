@@ -22,8 +22,16 @@ def _lacks_lstm(dtype: str) -> bool:
     return False
 
 
+def _built_with_cuda() -> bool:
+    """Whether this torch registers the rules that only a build with CUDA registers."""
+    import torch
+
+    return torch.version.cuda is not None
+
+
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "": lambda: True,
+    "built-with-cuda": _built_with_cuda,
     "onednn-has-no-float16-lstm": functools.partial(_lacks_lstm, "float16"),
     "onednn-has-no-bfloat16-lstm": functools.partial(_lacks_lstm, "bfloat16"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_checks.cases.ops_inputs import fixed
+from amp_checks.cases.ops_inputs import T, fixed
 from amp_checks.cases.ops_rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, op, x
 
 _LSTM = (x(4, 8), [x(4, 3), x(4, 3)], x(12, 8), x(12, 3), x(12), x(12))
@@ -124,11 +124,11 @@ CELLS = (
     ),
     op(
         "_cudnn_rnn",
-        *(x(5, 2, 8), [x(16, 8), x(16, 4), x(16), x(16)], 4, None, x(1, 2, 4), x(1, 2, 4), 2, 4, 0, 1),
-        *(False, 0.0, False, False, [], None),
+        # Weights in any other dtype its rule has cuDNN lay out, which needs the device.
+        *(x(5, 2, 8), [T(shape, dtype="float16") for shape in ((16, 8), (16, 4), (16,), (16,))], 4, None),
+        *(x(1, 2, 4), x(1, 2, 4), 2, 4, 0, 1, False, 0.0, False, False, [], None),
         outputs=(RUN,) * 5,
-        only=("cuda",),
-        device_only="its rule itself calls cuDNN to lay out the weights",
+        only=("cuda-float16",),
     ),
 )
 

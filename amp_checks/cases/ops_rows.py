@@ -49,8 +49,8 @@ class OpCase:
             entry.
         no_gradient: why it has no gradient to check; empty where it has one.
         fails: why the row raises also without autocast, on some machines or on all; then the region must raise as well.
-        only: device types that have a kernel for it; all where empty. Elsewhere its rule is seen at its
-            entry alone (`EntryCase`).
+        only: device types, or backends by their id, that have a kernel for it; all where empty. Elsewhere
+            its rule is seen at its entry alone (`EntryCase`).
         free_phase: its outputs are vectors with a free sign or phase; their magnitudes are compared with
             float64's.
         device_only: why not even its rule runs without the device; its registration alone is held there.
@@ -76,6 +76,9 @@ class OpCase:
     full: bool = False
     family: str = "ops"
 
+    def _has_kernel(self, backend: Backend) -> bool:
+        return not backend.emulated and not {backend.device_type, backend.id}.isdisjoint(self.only)
+
     def runs_on(self, backend: Backend) -> bool:
         """Where the op has a rule and a kernel, or (an op that all devices have) runs unlisted in a torch
         that knows it.
@@ -83,7 +86,7 @@ class OpCase:
         rule = policy.of(self.id, backend.device_type)
         if self.device_only and backend.emulated:
             return False
-        if rule is CastPolicy.BANNED or (self.only and (backend.emulated or backend.device_type not in self.only)):
+        if rule is CastPolicy.BANNED or (self.only and not self._has_kernel(backend)):
             return False
         return rule is not CastPolicy.UNLISTED or (not self.listed_only and policy.exists(self.id))
 
