@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from amp_checks import core, suite
 from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError
 
-FAMILIES = ("ops", "fp32-only", "scaler", "convergence")
+FAMILIES = ("ops", "fp32-only", "scaler", "convergence", "audit")
 SAMPLE = 12
 """How many faults a run plants."""
 

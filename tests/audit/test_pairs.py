@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,9 @@ from amp_checks import backends, data
 from amp_checks.audit import AuditCase, Report, Severity, audit
 from amp_checks.audit.rules import RULES
 from amp_checks.audit.rules.errors import KNOWN
+from amp_checks.mutants.audit import pairs
 
-sys.path.insert(0, str(data.fixture("audit")))  # no package: a fixture is a program of its own
-LOOPS = sorted(path.stem for path in data.fixture("audit").glob("loops_*.py"))
-for _name in LOOPS:
-    importlib.import_module(_name)
-PAIRS: list[Any] = importlib.import_module("audit_pairs").PAIRS
+PAIRS = pairs()
 
 REPORTS = json.loads(data.fixture("audit/reports.json").read_text(encoding="utf-8"))["reports"]
 """Faults of training steps that were reported in public: the number that a pair names, and where they were reported."""
