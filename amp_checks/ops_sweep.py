@@ -74,15 +74,23 @@ class Seen:
 
 
 def sweep(backend: Backend, names: Sequence[str] = ()) -> Iterator[Seen]:
-    """Look at every op of the database that takes float32, or at those of the given names, in the database's order."""
+    """Look at every op of the database that takes float32, or at those of the given names, in the database's order.
+
+    Raises:
+        SuiteError: the database has no op of a given name that takes float32.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
+    missing = set(names)
     with backend.activate():
         rules = frozenset(policy.declared(backend.device_type))
         for op in op_db:
             name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
             if torch.float32 in op.dtypes and (not names or name in names):
+                missing.discard(name)
                 yield _look(op, name, backend, rules)
+    if missing:
+        raise SuiteError(f"the op database of torch {torch.__version__} has no op {min(missing)!r} that takes float32")
 
 
 def _look(op: Any, name: str, backend: Backend, rules: frozenset[str]) -> Seen:
