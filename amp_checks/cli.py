@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
     run.add_argument("--family", action="append", default=[], metavar="F", help=", ".join(suite.FAMILIES))
     run.add_argument("--item", action="append", default=[], metavar="ID", help="one item by its id, repeatable")
+    run.add_argument("--plant", metavar="FAULT", help="plant that fault (see selftest), to see checks fail")
     run.add_argument("--full", action="store_true", help="also the rows left to a nightly run")
     run.add_argument("--require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks")
     run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
@@ -126,6 +127,7 @@ def _selection(args: argparse.Namespace) -> list[str]:
         *(("--amp-backend", name) for name in args.backend),
         *(("--amp-family", name) for name in args.family),
         *(("--amp-item", name) for name in args.item),
+        ("--amp-plant", args.plant),
         ("--amp-expect-torch", args.expect_torch),
         ("--amp-report-dir", str(Path(args.report_dir).resolve()) if args.report_dir else None),
         ("--amp-time-limit", None if args.time_limit is None else str(args.time_limit)),
@@ -185,7 +187,7 @@ def _selftest(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     """Compare cast policies (of two versions, or files that `policy` wrote), or else two results."""
-    if policy_diff.accepts(args.old) and policy_diff.accepts(args.new):
+    if not args.results and policy_diff.accepts(args.old) and policy_diff.accepts(args.new):
         return policy_diff.main(args)
     return diff.main(args)
 

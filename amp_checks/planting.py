@@ -8,13 +8,14 @@ error of the suite, or an emulation's lack, never counts.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from amp_checks import core, suite
-from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError
+from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError, UsageError
 
 FAMILIES = ("ops", "fp32-only", "scaler", "convergence", "audit")
 SAMPLE = 12
@@ -58,6 +59,20 @@ def mutants(family: str) -> Sequence[Mutant]:
     module = importlib.import_module(f"amp_checks.mutants.{suite.FAMILIES[family]}")
     found: Sequence[Mutant] = module.MUTANTS
     return found
+
+
+def mutant(name: str) -> Mutant:
+    """The planted fault of that id.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    known = {found.id: found for family in FAMILIES for found in mutants(family)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise UsageError(f"unknown planted fault {name!r}{hint} (amp_checks.planting.mutants lists them)")
+    return known[name]
 
 
 def case_of(mutant: Mutant) -> Case:

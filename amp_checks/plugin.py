@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--amp-family", action="append", default=[], metavar="FAMILY", help="family of checks to run, repeatable"
     )
     group.addoption("--amp-item", action="append", default=[], metavar="ID", help="one item to run, repeatable")
+    group.addoption("--amp-plant", metavar="FAULT", help="plant that fault of the suite's own, to see it caught")
     group.addoption("--amp-full", action="store_true", help="also the rows that a pull-request gate leaves out")
     group.addoption(
         "--amp-require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks"
@@ -71,7 +72,7 @@ class Hooks:
     def _is_asked(self) -> bool:
         given = self.config.option
         options = (
-            *(given.amp_backend, given.amp_family, given.amp_item, given.amp_full),
+            *(given.amp_backend, given.amp_family, given.amp_item, given.amp_full, given.amp_plant),
             *(given.amp_require_cuda, given.amp_json, given.amp_report_dir, given.amp_expect_torch),
         )
         return any(options) or any(map(self._is_our_suite, self.config.args))
@@ -101,7 +102,7 @@ class Hooks:
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path.name != SUITE.name or file_path.resolve() != SUITE:
             return None
-        from amp_checks.session import SuiteFile
+        from amp_checks.items import SuiteFile
 
         collector: pytest.Collector = SuiteFile.from_parent(parent, path=file_path, state=self.session)
         return collector

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib
 import os
 import signal
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 import pytest
 
 from amp_checks import backends, devices, environment, suite
-from amp_checks.core import RAISED, Backend, Result, Status, SuiteError, UsageError
-from amp_checks.report import FORMATS, Format, curves, github, json_format, summary, terminal
+from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
+from amp_checks.report import FORMATS, Format, github, json_format, summary, terminal
 from amp_checks.report.rerun import Place
 from amp_checks.report.stream import Stream, unfinished
 from amp_checks.time_limit import TimeLimit
@@ -93,6 +92,8 @@ class Session:
             UsageError: a backend, family or item is unknown.
         """
         option = self.config.option
+        if option.amp_plant:
+            return self._planted(option.amp_plant)
         full = option.amp_full or bool(option.amp_item)
         found = suite.collect_or_explain(backends=self.backends, families=self.families, full=full)
         if not option.amp_item:
@@ -104,6 +105,20 @@ class Session:
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise UsageError(f"unknown item {name!r}{hint}; --collect-only lists them")
         return [item for item in found if item.id in option.amp_item]
+
+    def _planted(self, name: str) -> list[suite.Item]:
+        """Every check on the case of a planted fault, with the fault in place: the red demonstration."""
+        from amp_checks import planting
+
+        mutant = planting.mutant(name)
+        rows = [planting.case_of(mutant)]
+        chosen = [backend for backend in self.backends if mutant.applies(backend)]
+        found = [dataclasses.replace(item, mutant=mutant) for item in suite.items_of(rows, chosen)]
+        if not found:
+            raise UsageError(f"{name} is planted on none of {', '.join(backend.id for backend in self.backends)}")
+        told = f"a fault is planted on purpose (--plant {name}): {mutant.fault}"
+        self.errors += [told] if told not in self.errors else []
+        return found
 
     def header(self) -> list[str]:
         if self.is_worker:
@@ -128,7 +143,7 @@ class Session:
 
     def _check_conditions(self) -> None:
         _ = self.backends, self.families
-        if self.config.option.amp_item:
+        if self.config.option.amp_item or self.config.option.amp_plant:
             self.items()
         expected: str | None = self.config.option.amp_expect_torch
         found = self.environment["torch"]
@@ -175,7 +190,7 @@ class Session:
     def on_gpu(self) -> bool:
         """Whether this run uses a CUDA device; False where that cannot be said yet (`check_conditions` will)."""
         try:
-            return self.require_cuda or any(_on_cuda(backend.id) for backend in self.backends)
+            return self.require_cuda or any(on_cuda(backend.id) for backend in self.backends)
         except SuiteError:
             return False
 
@@ -314,7 +329,7 @@ class Session:
         unmet = []
         if missing:
             unmet.append(f"{len(missing)} items were skipped undeclared, the first: {missing[0].message}")
-        if not any(_on_cuda(result.backend) for result in ran):
+        if not any(on_cuda(result.backend) for result in ran):
             unmet.append("CUDA is required (--require-cuda), but no CUDA item ran")
         return unmet
 
@@ -339,6 +354,7 @@ class Session:
             "families": list(self.families),
             "full": self.config.option.amp_full,
             "items": list(self.config.option.amp_item),
+            "plant": self.config.option.amp_plant,
             "require_cuda": self.require_cuda,
         }
 
@@ -402,8 +418,8 @@ class Session:
             for line in told:
                 reporter.write_line(line)
         if self.require_cuda:
-            cuda = [name for name in self.collected if _on_cuda(_backend_of(name))]
-            ran = [result for result in results if result.status in summary.RAN and _on_cuda(result.backend)]
+            cuda = [name for name in self.collected if on_cuda(_backend_of(name))]
+            ran = [result for result in results if result.status in summary.RAN and on_cuda(result.backend)]
             reporter.write_line(f"ran {len(ran)} of {len(cuda)} CUDA items")
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github.annotate(results, self._tests()):
@@ -445,7 +461,8 @@ def _limits() -> tuple[str, ...]:
     return EMULATION
 
 
-def _on_cuda(backend_id: str) -> bool:
+def on_cuda(backend_id: str) -> bool:
+    """Whether the backend of that id runs on a CUDA device."""
     return backend_id.startswith("cuda-")
 
 
@@ -455,69 +472,3 @@ def _backend_of(name: str) -> str:
     if not found:
         raise UsageError(f"unknown item {name!r}: an id ends with a backend ({', '.join(backends.IDS)})")
     return max(found, key=len)
-
-
-class SuiteFile(pytest.File):
-    """Collects the suite's items, whatever the ini of the repository says about files and functions."""
-
-    def __init__(self, *, state: Session, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.state = state
-
-    def collect(self) -> Iterator[pytest.Item]:
-        for item in self.state.items():
-            self.state.collected.add(item.id)
-            yield SuiteItem.from_parent(self, name=item.id, item=item, state=self.state)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
-        if isinstance(excinfo.value, SuiteError):
-            return f"amp-checks: error: {excinfo.value}"
-        return super().repr_failure(excinfo)
-
-
-class SuiteItem(pytest.Item):
-    """One item of the suite as a pytest item."""
-
-    def __init__(self, *, item: suite.Item, state: Session, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.item = item
-        self.state = state
-        for name in suite.markers(item):
-            self.add_marker(name)
-
-    def runtest(self) -> None:
-        try:
-            with self.state.time_limit.watching(self.item.id):
-                self.item()
-        finally:
-            if _on_cuda(self.item.backend.id) and (reason := devices.poisoned()) is not None:
-                self._leave(reason)
-
-    def curves(self, results: Iterable[Result]) -> list[dict[str, Any]]:
-        """Curves of what the check ran, where a report will draw them; none of a run that raised half way."""
-        source = curves.SOURCES.get(self.item.check.__name__)
-        option = self.config.option
-        if source is None or not (option.amp_json or option.amp_report_dir):
-            return []
-        if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
-            return []
-        drawn = importlib.import_module(source).curves(self.item.case, self.item.backend)
-        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
-
-    def _leave(self, reason: str) -> None:
-        """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""
-        message = f"{self.item.id} left the CUDA context unusable: {reason}"
-        if hasattr(self.config, "workerinput"):
-            if (capture := self.config.pluginmanager.getplugin("capturemanager")) is not None:
-                capture.suspend_global_capture(in_=True)
-            os.write(2, f"amp-checks: error: {message}\n".encode())
-            os._exit(70)
-        pytest.exit(f"amp-checks: error: {message}", returncode=OUR_ERRORS["broken"])
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
-        if isinstance(excinfo.value, suite.CheckFailed | suite.CheckBroken):
-            return f"{excinfo.value}\nrun it again: amp-checks run --item {self.item.id}"
-        return super().repr_failure(excinfo)
-
-    def reportinfo(self) -> tuple[Path, None, str]:
-        return self.path, None, self.name

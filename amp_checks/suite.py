@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from amp_checks import backends as backend_table
@@ -59,11 +60,17 @@ def checks_for(case: Case) -> Iterator[Check]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One check on one case under one backend; call it inside a test, or `run` it for its result."""
+    """One check on one case under one backend; call it inside a test, or `run` it for its result.
+
+    Attributes:
+        check, case, backend: what runs.
+        mutant: an `amp_checks.planting.Mutant` that is planted around the run, or None.
+    """
 
     check: Check
     case: Case
     backend: Backend
+    mutant: Any = None
 
     @property
     def id(self) -> str:
@@ -73,7 +80,8 @@ class Item:
         """The verdict. A backend that this machine lacks gives `Status.UNAVAILABLE`, and nothing runs."""
         reason = backend_table.why_unavailable(self.backend.id) if self.backend.id in backend_table.IDS else None
         if reason is None:
-            return run(self.check, self.case, self.backend)
+            with nullcontext(self.backend) if self.mutant is None else self.mutant.plant(self.backend) as backend:
+                return run(self.check, self.case, backend)
         unavailable = Result(
             check=self.check.__name__,
             case=self.case.id,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_checks.core import Finding, Result, Status, UsageError
-from amp_checks.report import diff_formats, json_format, summary
+from amp_checks.report import diff_formats, json_format, recorded, summary
 
 SCHEMA = "amp_checks/diff"
 VERSION = 1
@@ -226,6 +226,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `main` reads."""
     parser.add_argument("old", metavar="OLD", help="results written by --json, cast policies, or a torch version")
     parser.add_argument("new", metavar="NEW", help="results under question")
+    parser.add_argument(
+        "--results", action="store_true", help="of two torch versions, compare the recorded results, not the rules"
+    )
     parser.add_argument("--format", default="text", choices=sorted(diff_formats.FORMATS), help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
     parser.add_argument(
@@ -238,16 +241,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on", default="worse", choices=GATES, help="what gives exit status 1 (default: worse)")
 
 
+def _side(name: str) -> dict[str, Any]:
+    """Results by the name of their file, or by a torch version whose results ship with the package."""
+    if name in recorded.versions() and not Path(name).exists():
+        return recorded.read(name)
+    if not Path(name).exists():
+        raise UsageError(
+            f"{name!r} is neither a file nor a torch version with recorded results; those are "
+            f"{', '.join(recorded.versions())}"
+        )
+    return json_format.read(Path(name))
+
+
 def main(args: argparse.Namespace) -> int:
-    """Compare two files; exit status 1 on what ``--fail-on`` names, 4 where an unfinished run leaves no verdict.
+    """Compare two files, or recorded results with one or the other.
+
+    Exit status 1 on what ``--fail-on`` names, 4 where an unfinished run leaves no verdict.
 
     Raises:
-        UsageError: ``--drift`` is no share of a threshold.
+        UsageError: ``--drift`` is no share of a threshold, or a side is neither a file nor a recorded version.
         SuiteError: a file cannot be read or written, or holds no results.
     """
     if not args.drift > 0.0:
         raise UsageError(f"--drift takes a positive share of a threshold, such as {DRIFT}, not {args.drift}")
-    old, new = json_format.read(Path(args.old)), json_format.read(Path(args.new))
+    old, new = _side(args.old), _side(args.new)
     found = compare(old, new, drift=args.drift)
     text = diff_formats.FORMATS[args.format](found)
     if args.output:

@@ -280,7 +280,7 @@ def test_a_run_stopped_at_its_first_failure_is_incomplete(pytester: pytest.Pytes
 def test_an_item_without_a_result_is_no_pass(
     pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amp_checks.session import SuiteItem
+    from amp_checks.items import SuiteItem
 
     monkeypatch.setattr(SuiteItem, "runtest", lambda self: None)
     stub_suite([StubCase(id="one"), StubCase(id="two")])

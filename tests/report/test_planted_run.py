@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from amp_checks import backends, planting
+from amp_checks.core import UsageError
 from amp_checks.report import FORMATS
 
 BACKEND = "emulated-cuda-float16"
@@ -51,3 +54,24 @@ def test_every_report_tells_a_planted_fault(pytester: pytest.Pytester, monkeypat
         assert f"<code>{command}</code>" in html
         assert any(line.endswith(command) for line in annotations)
     assert html.count('<article class="card failed"') == len(failed)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_fault_planted_by_name_makes_the_run_fail_and_is_named(workers: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amp_checks", "run", "--plant", "rule-removed-mm", "--backend", BACKEND]
+    done = subprocess.run(
+        [*command, "-n", workers, "--report-dir", "report"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "AMP IS WRONG: 4 of 8 checks failed" in done.stdout
+    assert "planted on purpose (--plant rule-removed-mm): mm has no rule" in done.stdout
+    assert f"run it again: amp-checks run --plant rule-removed-mm --backend {BACKEND}" in done.stdout
+    content = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
+    assert content["selection"]["plant"] == "rule-removed-mm"
+    assert "planted on purpose" in content["errors"][0]
+    assert "planted on purpose" in (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(UsageError, match="nearest is 'rule-removed-mm'"):
+        planting.mutant("rule-remved-mm")

@@ -1,0 +1,87 @@
+"""The suite's items as pytest collects and runs them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_checks import devices, suite
+from amp_checks.core import RAISED, Result, SuiteError
+from amp_checks.report import curves, json_format, summary
+from amp_checks.session import OUR_ERRORS, Session, on_cuda
+
+
+class SuiteFile(pytest.File):
+    """Collects the suite's items, whatever the ini of the repository says about files and functions."""
+
+    def __init__(self, *, state: Session, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.state = state
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for item in self.state.items():
+            self.state.collected.add(item.id)
+            yield SuiteItem.from_parent(self, name=item.id, item=item, state=self.state)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        if isinstance(excinfo.value, SuiteError):
+            return f"amp-checks: error: {excinfo.value}"
+        return super().repr_failure(excinfo)
+
+
+class SuiteItem(pytest.Item):
+    """One item of the suite as a pytest item."""
+
+    def __init__(self, *, item: suite.Item, state: Session, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.item = item
+        self.state = state
+        for name in suite.markers(item):
+            self.add_marker(name)
+
+    def runtest(self) -> None:
+        try:
+            with self.state.time_limit.watching(self.item.id):
+                self.item()
+        finally:
+            if on_cuda(self.item.backend.id) and (reason := devices.poisoned()) is not None:
+                self._leave(reason)
+
+    def curves(self, results: Iterable[Result]) -> list[dict[str, Any]]:
+        """Curves of what the check ran, where a report will draw them; none of a run that raised half way."""
+        source = curves.SOURCES.get(self.item.check.__name__)
+        option = self.config.option
+        if source is None or not (option.amp_json or option.amp_report_dir):
+            return []
+        if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
+            return []
+        drawn = importlib.import_module(source).curves(self.item.case, self.item.backend)
+        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
+
+    def _leave(self, reason: str) -> None:
+        """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""
+        message = f"{self.item.id} left the CUDA context unusable: {reason}"
+        if hasattr(self.config, "workerinput"):
+            if (capture := self.config.pluginmanager.getplugin("capturemanager")) is not None:
+                capture.suspend_global_capture(in_=True)
+            os.write(2, f"amp-checks: error: {message}\n".encode())
+            os._exit(70)
+        pytest.exit(f"amp-checks: error: {message}", returncode=OUR_ERRORS["broken"])
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        if isinstance(excinfo.value, suite.CheckFailed | suite.CheckBroken):
+            return f"{excinfo.value}\nrun it again: amp-checks run {self._again()}"
+        return super().repr_failure(excinfo)
+
+    def _again(self) -> str:
+        if self.item.mutant is not None:
+            return f"--plant {self.item.mutant.id} --backend {self.item.backend.id}"
+        return f"--item {self.item.id}"
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
