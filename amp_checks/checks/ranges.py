@@ -1,0 +1,159 @@
+"""Checks of the range table: AMP is safe where its row says so, and nowhere does worse than it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from amp_checks import ranges
+from amp_checks.cases.ranges_inputs import (
+    FLOAT32,
+    INACCURATE,
+    NAN,
+    OVERFLOWS,
+    SAFE,
+    UNDERFLOWS,
+    Edge,
+    Limits,
+    RangeCase,
+)
+from amp_checks.core import Backend, Check, Finding, bounded, exact
+from amp_checks.numerics import Threshold
+
+NOT_FINITE = (OVERFLOWS, NAN)
+WRONG = (UNDERFLOWS, INACCURATE)
+
+SHARP = Threshold(
+    value=0.15,
+    unit="octaves between the measured and the stated magnitude, where the next one is not finite",
+    healthy="up to 0.11 over all rows and default backends (mm in bfloat16)",
+    weakest_mutant="exp2 of an input rounded to bfloat16: 0.42",
+    measured="benchmarks/ranges_time.py; the mutant input-rounded-to-bfloat16",
+)
+SOFT = Threshold(
+    value=1.5,
+    unit="octaves between the measured and the stated magnitude, where the next one is finite and wrong",
+    healthy="up to 0.95 over all rows and default backends (gradient of _convolution in float16)",
+    weakest_mutant="layer norm with its variance in 16 bits: 7.4",
+    measured="benchmarks/ranges_time.py; the mutant layer-norm-variance-in-16-bits",
+)
+"""Wider: where digits are lost gradually, the inputs' last bits decide; still less than a step of float16's grid."""
+
+STATED = "its row"
+ROUNDED = "nothing is stated: as far as the float64 result, rounded once to the dtype, is finite and within the bound"
+
+
+def checks_for(_: RangeCase) -> Iterator[Check]:
+    yield check_safe_range
+    yield check_finite_inside
+    yield check_zero_inputs
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The range that a row claims for one direction on one backend, and why."""
+
+    range: ranges.Range
+    why: str
+
+
+def claim(limits: Limits | None, ideal: ranges.Range) -> Claim:
+    """What is stated, completed by what correct rounding gives."""
+    if limits is None:
+        return Claim(range=ideal, why=ROUNDED)
+    if limits.nowhere:
+        empty = ranges.Range(low=math.nan, high=math.nan, below=limits.nowhere, above=limits.nowhere)
+        return Claim(range=empty, why=limits.why)
+    low = limits.low or Edge(ideal.low, ideal.below)
+    high = limits.high or Edge(ideal.high, ideal.above)
+    return Claim(range=ranges.Range(low=low.at, high=high.at, below=low.gives, above=high.gives), why=limits.why)
+
+
+def check_safe_range(case: RangeCase, backend: Backend) -> Iterator[Finding]:
+    """The measured range of safe magnitudes is the one that the row claims, forward and backward, at both ends.
+
+    On a device that is not the CPU, neither by kernel nor by emulation, a wider range is no fault: limits of kernels
+    were measured on the CPU.
+    """
+    wider_is_fine = not backend.emulated and backend.device_type != "cpu"
+    for direction, found in ranges.measure(case, backend).items():
+        claimed = claim(case.stated(backend, direction), found.ideal)
+        for end, what, other in (("low", "below", "smallest"), ("high", "above", "largest")):
+            actual, expected = getattr(found.amp, end), getattr(claimed.range, end)
+            gives, stated = getattr(found.amp, what), getattr(claimed.range, what)
+            beyond = (actual < expected) if end == "low" else (actual > expected)
+            wider = wider_is_fine and (beyond or claimed.range.empty)
+            sharp = gives in NOT_FINITE or stated in NOT_FINITE
+            bound = SHARP if sharp else SOFT
+            distance = ranges.agree(actual, expected)
+            reason = f"{case.policy(backend.device_type)}; {claimed.why}"
+            yield bounded(
+                f"{direction}: {other} safe magnitude",
+                ratio=0.0 if wider else distance,
+                threshold=bound.value,
+                why=reason,
+                actual=_shown(actual),
+                expected=_shown(expected),
+            )
+            if not wider:
+                yield exact(
+                    f"{direction}: {what} it", actual=gives, expected=_alike(stated, gives, distance), why=reason
+                )
+
+
+def _shown(magnitude: float) -> float | str:
+    return "nowhere" if math.isnan(magnitude) else magnitude
+
+
+def _alike(stated: str, found: str, distance: float) -> str:
+    """What is expected beyond an edge: the found word where it says the same as the stated one.
+
+    Where float32 fails at the same magnitude, rounding decides which of the two fails first.
+    """
+    near = distance < SHARP.value and FLOAT32 in (stated, found)
+    same = any(stated in words and found in words for words in (NOT_FINITE, WRONG))
+    return found if near or same else stated
+
+
+def check_finite_inside(case: RangeCase, backend: Backend) -> Iterator[Finding]:
+    """With other inputs, at magnitudes all over the claimed range, AMP is finite where FP32 is."""
+    probe = ranges.Probe(case, backend, seed="other")
+    lost: dict[str, list[str]] = {}
+    for magnitude in ranges.grid(backend.dtype)[:-1:2]:
+        for direction, (amp, ideal) in probe.at(magnitude).items():
+            limits = case.stated(backend, direction)
+            bad = lost.setdefault(direction, [])
+            if ideal == SAFE and _within(magnitude, limits) and amp in NOT_FINITE:
+                bad.append(f"{magnitude:.3g} {amp}")
+    for direction, bad in lost.items():
+        yield exact(
+            f"{direction}: finite where FP32 is, within the safe range",
+            actual=", ".join(bad) or "finite",
+            expected="finite",
+            why=f"{case.policy(backend.device_type)}; other inputs than those that the range was measured with",
+        )
+
+
+def _within(magnitude: float, limits: Limits | None) -> bool:
+    """Whether a magnitude is within stated limits, half of them away from their ends."""
+    if limits is None:
+        return True
+    if limits.nowhere:
+        return False
+    low = limits.low.at * 2 if limits.low else 0.0
+    high = limits.high.at / 2 if limits.high else math.inf
+    return low <= magnitude <= high
+
+
+def check_zero_inputs(case: RangeCase, backend: Backend) -> Iterator[Finding]:
+    """All-zero inputs give what FP32 gives for them: an eps that keeps it from 0 / 0 must not be lost in 16 bits."""
+    for direction, (amp, ideal) in ranges.Probe(case, backend).at(0.0).items():
+        reason = case.zero(backend, direction)
+        fine = ideal != SAFE or amp == SAFE
+        yield exact(
+            f"{direction}: all-zero inputs",
+            actual=amp,
+            expected=amp if fine != bool(reason) else "unsafe" if fine else SAFE,
+            why=reason or "FP32 gives something finite for them, or rounding it would not",
+        )

@@ -1,0 +1,124 @@
+"""``amp-checks ranges``: the table of safe input magnitudes, measured here and now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_checks import backends, ranges, state
+from amp_checks.cases.ranges import CASES
+from amp_checks.cases.ranges_inputs import RangeCase
+from amp_checks.core import Backend, NotEmulated, Raised, UsageError
+from amp_checks.limits import EMULATION
+from amp_checks.report import json_format
+from amp_checks.report import ranges as report
+
+SCHEMA = "amp_checks/ranges"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
+    parser.add_argument(
+        "--op", action="append", default=[], metavar="NAME", help="repeatable; all ops where none is named"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the table there ('-': standard output)")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw it there, with one backend (needs the extra report)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and print the ranges.
+
+    Raises:
+        UsageError: an op or a backend is unknown, or cannot run here; or a plot of several backends is asked for.
+    """
+    chosen = backends.resolve(args.backend)
+    for backend in chosen:
+        if (reason := backends.why_unavailable(backend.id)) is not None:
+            raise UsageError(f"{backend.id} cannot run: {reason}")
+    if args.plot and len(chosen) > 1:
+        raise UsageError("--plot draws one backend: name it with --backend")
+    lines, without = measured(_named(args.op), chosen)
+    if args.json == "-":
+        sys.stdout.write(json_format.dumps(document(lines, without)))
+        return 0
+    bound = f"{ranges.BOUND.value:g} {ranges.BOUND.unit}"
+    head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}"]
+    emulated = [EMULATION[0]] if any(backend.emulated for backend in chosen) else []
+    sys.stdout.write("\n".join([*head, *emulated, *report.described(lines), *without]) + "\n")
+    if args.json:
+        json_format.write(Path(args.json), document(lines, without))
+    if args.plot:
+        from amp_checks.report.ranges_plot import ranges as draw
+
+        json_format.write_text(Path(args.plot), report.standalone(draw(lines, name="ranges")))
+    return 0
+
+
+def _named(names: Sequence[str]) -> list[RangeCase]:
+    known = {case.name: case for case in CASES}
+    if unknown := next((name for name in names if name not in known), None):
+        near = [name for name in known if unknown in name] or list(known)
+        raise UsageError(f"unknown op {unknown!r}; there are {', '.join(near)}")
+    return [case for name, case in known.items() if not names or name in names]
+
+
+def measured(cases: Iterable[RangeCase], chosen: Sequence[Backend]) -> tuple[list[report.Line], list[str]]:
+    """The lines of the table, and of each row that gave none, why."""
+    lines: list[report.Line] = []
+    without: list[str] = []
+    for case in cases:
+        for backend in chosen:
+            if not case.runs_on(backend):
+                continue
+            try:
+                lines += _lines(case, backend)
+            except (Raised, NotEmulated) as error:
+                without.append(f"{case.name} on {backend.id}: not measured: {error}")
+    return lines, without
+
+
+def _lines(case: RangeCase, backend: Backend) -> Iterator[report.Line]:
+    with warnings.catch_warnings(), state.one_thread(), backend.activate():
+        warnings.simplefilter("ignore")
+        found = ranges.measure(case, backend)
+    for direction, one in found.items():
+        stated = case.stated(backend, direction)
+        yield report.Line(
+            op=case.name,
+            backend=backend.id,
+            direction=direction,
+            policy=case.policy(backend.device_type),
+            low=None if one.amp.empty else one.amp.low,
+            high=None if one.amp.empty else one.amp.high,
+            below=one.amp.below,
+            above=one.amp.above,
+            why=stated.why if stated else "",
+        )
+
+
+def document(lines: Sequence[report.Line], without: Sequence[str]) -> dict[str, Any]:
+    """The table as plain values; ``low`` and ``high`` are null where no magnitude is safe."""
+    return {
+        "schema": SCHEMA,
+        "version": 1,
+        "torch": torch.__version__,
+        "bound": f"{ranges.BOUND.value:g} {ranges.BOUND.unit}",
+        "ranges": [
+            {
+                **{name: getattr(line, name) for name in ("op", "backend", "direction", "policy")},
+                **{
+                    name: None if value is None else float(f"{value:.4g}")
+                    for name, value in (("low", line.low), ("high", line.high))
+                },
+                **{name: getattr(line, name) for name in ("below", "above", "why")},
+            }
+            for line in lines
+        ],
+        "not_measured": list(without),
+    }
