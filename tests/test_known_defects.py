@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, known_defects, machine, suite
+from amp_checks import backends, data, known_defects, machine, suite
 from amp_checks.core import Finding, Result, Status, SuiteError, exact
 from amp_checks.known_defects import Defect, Expected
 
@@ -135,22 +135,22 @@ def _file(tmp_path: Path, **changed: Any) -> Path:
 def test_a_condition_of_the_machine_must_be_one_that_is_known(tmp_path: Path) -> None:
     [entry] = known_defects.load(_file(tmp_path, machine="onednn-has-no-float16-lstm"))
     assert entry.machine == "onednn-has-no-float16-lstm"
-    with pytest.raises(
-        SuiteError, match=r"scaler.json: entry 'd' names the machine condition 'full-moon'; there are b"
-    ):
+    with pytest.raises(SuiteError, match=r"scaler.json: entry 'd' names the machine condition 'full-moon'; there"):
         known_defects.load(_file(tmp_path, machine="full-moon"))
 
 
 def test_a_defect_of_some_machines_is_registered_only_where_its_condition_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for holds in (True, False):
-        monkeypatch.setitem(machine.CONDITIONS, "full-moon", lambda holds=holds: holds)
-        path = _file(tmp_path, machine="full-moon")
-        monkeypatch.setattr(known_defects.data, "fixture", lambda _, path=path: path.parent)
+    path = _file(tmp_path, machine="full-moon")
+    monkeypatch.setattr(data, "fixture", lambda _: path.parent)
+    holds = True
+    monkeypatch.setitem(machine.CONDITIONS, "full-moon", lambda: holds)
+    try:
+        for holds in (True, False):
+            machine.holds.cache_clear()
+            known_defects.registered.cache_clear()
+            assert len(known_defects.registered()) == int(holds)
+    finally:
         machine.holds.cache_clear()
         known_defects.registered.cache_clear()
-        assert len(known_defects.registered()) == int(holds)
-    monkeypatch.undo()
-    machine.holds.cache_clear()
-    known_defects.registered.cache_clear()
