@@ -62,8 +62,11 @@ def _parser() -> argparse.ArgumentParser:
 
     policy = commands.add_parser("policy", help="cast policies: declared, registered, observed")
     policy.add_argument("--backend", action="append", default=[], metavar="ID")
+    policy.add_argument("--unsupported", action="store_true", help="the ops that do not run in 16 bits, and the remedy")
     policy.add_argument("--json", metavar="FILE")
     policy.set_defaults(function=_policy)
+
+    _add_ranges(commands.add_parser("ranges", help="input magnitudes at which ops are safe under AMP"))
 
     selftest = commands.add_parser("selftest", help="plant every fault: caught, survived")
     selftest.add_argument("--family", action="append", default=[], metavar="F")
@@ -85,6 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("--json", metavar="FILE")
     env.set_defaults(function=_env)
     return parser
+
+
+def _add_ranges(ranges: argparse.ArgumentParser) -> None:
+    ranges.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
+    ranges.add_argument("--op", action="append", default=[], metavar="NAME", help="repeatable, * and ? as in the shell")
+    ranges.add_argument("--json", metavar="FILE", help="write the table there ('-': standard output)")
+    ranges.add_argument("--plot", metavar="FILE.svg", help="draw one backend (needs the extra report)")
+    ranges.set_defaults(function=_ranges)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -174,9 +185,19 @@ def _with_json_on_stdout(command: list[str]) -> int:
 
 
 def _policy(args: argparse.Namespace) -> int:
+    if args.unsupported:
+        from amp_checks import support_table
+
+        return support_table.main(args)
     from amp_checks import policy
 
     return policy.main(args)
+
+
+def _ranges(args: argparse.Namespace) -> int:
+    from amp_checks import ranges_command
+
+    return ranges_command.main(args)
 
 
 def _selftest(args: argparse.Namespace) -> int:

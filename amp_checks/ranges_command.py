@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import fnmatch
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,15 +22,6 @@ from amp_checks.report import json_format
 from amp_checks.report import ranges as report
 
 SCHEMA = "amp_checks/ranges"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
-    parser.add_argument(
-        "--op", action="append", default=[], metavar="NAME", help="repeatable; all ops where none is named"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the table there ('-': standard output)")
-    parser.add_argument("--plot", metavar="FILE.svg", help="draw it there, with one backend (needs the extra report)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -60,12 +53,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _named(names: Sequence[str]) -> list[RangeCase]:
-    known = {case.name: case for case in CASES}
-    if unknown := next((name for name in names if name not in known), None):
-        near = [name for name in known if unknown in name] or list(known)
-        raise UsageError(f"unknown op {unknown!r}; there are {', '.join(near)}")
-    return [case for name, case in known.items() if not names or name in names]
+def _named(patterns: Sequence[str]) -> list[RangeCase]:
+    names = [case.name for case in CASES]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.5)
+            hint = f"is it {' or '.join(map(repr, near))}?" if near else f"the table has {len(names)} others"
+            raise UsageError(f"unknown op {pattern!r}; {hint}")
+    return [
+        case for case in CASES if not patterns or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)
+    ]
 
 
 def measured(cases: Iterable[RangeCase], chosen: Sequence[Backend]) -> tuple[list[report.Line], list[str]]:
