@@ -126,3 +126,23 @@ def test_the_own_models_step_is_audited(own_model: Path) -> None:
     done = run_own_model(own_model, "amp_checks", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 errors, 0 warnings" in done.stdout
+
+
+DEFECTS = {
+    "autocast_stays_on_after_recursion": "autocast is on: True, a product is torch.bfloat16;",
+    "fused_sgd_takes_what_lay_in_memory_as_momentum": " of 1000 weights are wrong",
+    "sparse_gradient_overflows_unseen": "weight after the step: -3e+38, loss scale 2.0;",
+}
+"""Programs that show a defect of torch, and what each prints as long as torch has it."""
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_program_shows_its_defect(name: str) -> None:
+    folder = examples.FOLDER / "defects_of_torch"
+    assert {file.stem for file in folder.glob("*.py")} == set(DEFECTS)
+    command = [sys.executable, str(folder / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    last = done.stdout.strip().splitlines()[-1]
+    assert DEFECTS[name] in last
+    assert "should be" in last
+    assert not last.startswith("0 of")
