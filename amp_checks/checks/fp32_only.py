@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from amp_checks import data
-from amp_checks.cases.fp32_only import Fp32OnlyCase, Input
+from amp_checks import support
+from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input, RecordCase
+from amp_checks.cases.fp32_only_values import ValueCase
+from amp_checks.checks import fp32_only_record, fp32_only_remedies, fp32_only_values
 from amp_checks.core import Backend, Check, Finding, Raised, SuiteError, attempt, bounded, exact
 from amp_checks.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
+from amp_checks.support import Meets
 
 ACCURACY = Threshold(
     value=100.0,
@@ -32,18 +35,33 @@ ACCURACY = Threshold(
     measured="amp-checks run --family fp32-only; the mutant fp32-kernel-keeps-eleven-bits",
 )
 
+_ABOUT_DTYPE = re.compile("half|float|double|dtype|precision", re.IGNORECASE)
+"""What an error says that is about the dtype of an input."""
 
-def checks_for(case: Fp32OnlyCase) -> Iterator[Check]:
-    yield check_low_precision_call_raises
+
+def checks_for(case: Fp32OnlyCase | ValueCase | RecordCase) -> Iterator[Check]:
+    if isinstance(case, RecordCase):
+        yield from fp32_only_record.checks_for(case)
+        return
+    if isinstance(case, ValueCase):
+        yield from fp32_only_values.checks_for(case)
+        return
+    if case.compiled:
+        yield check_forced_fp32_compiled
+        return
+    if not case.supported:
+        yield check_low_precision_call_raises
+        yield check_low_precision_input_in_region
     yield check_forced_fp32_output
     yield check_forced_fp32_accuracy
     if case.differentiable:
         yield check_forced_fp32_gradient
+    yield check_forced_fp32_in_other_ways
     yield check_region_comes_back
 
 
 def check_low_precision_call_raises(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
-    """Called in the low dtype, outside autocast, the op raises.
+    """Called in the low dtype, outside autocast, the op raises; or, where the record says so, its backward does.
 
     The kernels of an emulated device are not here: its row is looked up among the recorded declarations
     instead, and the finding says that nothing was run.
@@ -53,26 +71,79 @@ def check_low_precision_call_raises(case: Fp32OnlyCase, backend: Backend) -> Ite
             f"declared, not run: {backend.dtype} support of {case.declared} on {backend.device_type}",
             actual=declaration(case.declared, backend.device_type, backend.dtype),
             expected="unsupported",
-            why="torch's own declarations (fixtures/low_precision_support.json): an emulation cannot tell",
+            why="torch's own declarations (fixtures/low_precision_support): an emulation cannot tell",
         )
         return
-    low = [leaf.to(backend.low_dtype) for leaf in _leaves(case, backend)]
-    try:
-        out = attempt(f"{case.id} in {backend.dtype}", case.op, *low)
-    except Raised as raised:
-        actual = "raises" if isinstance(raised.error, RuntimeError) else type(raised.error).__name__
-    else:
-        actual = "gives " + ", ".join(dtype_name(tensor.dtype) for tensor in _tensors(out))
+    lacks = case.lacks(backend)
     yield exact(
         f"{case.id} called with {backend.dtype} outside autocast",
-        actual=actual,
-        expected="raises",
-        why=f"its row says that {backend.device_type} does not support it: if it runs now, narrow the row",
+        actual=_low_precision_call(case, backend),
+        expected="raises in backward" if lacks == "backward" else "raises",
+        why=f"recorded of {backend.device_type}: if it runs now, record low-precision support again",
     )
 
 
+def _low_precision_call(case: Fp32OnlyCase, backend: Backend) -> str:
+    low = [leaf.detach().to(backend.low_dtype).requires_grad_(case.differentiable) for leaf in _leaves(case, backend)]
+    try:
+        out = _tensors(attempt(f"{case.id} in {backend.dtype}", case.op, *low))
+    except Raised as raised:
+        return _kind_of(raised.error)
+    if any(tensor.requires_grad for tensor in out):
+        try:
+            attempt("backward", _backward, out)
+        except Raised as raised:
+            return f"{_kind_of(raised.error)} in backward"
+    return "gives " + ", ".join(dtype_name(tensor.dtype) for tensor in out)
+
+
+def _kind_of(error: BaseException) -> str:
+    """``raises`` for an exception about dtypes; the name of any other."""
+    about_dtype = isinstance(error, RuntimeError | ValueError) and _ABOUT_DTYPE.search(str(error))
+    return "raises" if about_dtype else type(error).__name__
+
+
+def check_low_precision_input_in_region(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
+    """Given a low-dtype input inside the region, the op does what is recorded.
+
+    It is one of three: its own FP32 rule casts up; there is an error; it passes in silence, in the low dtype.
+    """
+    seen = support.here(case.declared, backend.device_type, backend.dtype)
+    expected = Meets.UNSEEN if seen is None else seen.meets
+    actual = _met(case, backend)
+    declared = ""
+    if backend.emulated and case.lacks(backend) == "forward" and actual is not Meets.RULE:
+        # Whatever the CPU's kernel did, the device has none, by declaration.
+        actual, declared = Meets.ERROR, "declared, not run: "
+    yield exact(
+        f"{declared}{case.id} given {backend.dtype} inside the region",
+        actual=str(actual),
+        expected=str(expected),
+        why="recorded in fixtures/low_precision_support; autocast's rule for the op, or the want of one",
+    )
+
+
+def _met(case: Fp32OnlyCase, backend: Backend) -> Meets:
+    low = [leaf.detach().to(backend.low_dtype) for leaf in _leaves(case, backend)]
+
+    def call() -> Any:
+        with backend.region():
+            return case.op(*low)
+
+    try:
+        out = _tensors(attempt(f"{case.id} inside the region", call))
+    except Raised as raised:
+        if _kind_of(raised.error) != "raises":
+            raise
+        return Meets.ERROR
+    return Meets.PASSES if any(tensor.dtype is backend.low_dtype for tensor in out) else Meets.RULE
+
+
 def check_forced_fp32_output(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
-    """Forced to FP32, the op gives FP32, finite, bitwise what it gives for that rounded input without AMP."""
+    """Forced to FP32, the op gives FP32, finite, bitwise what it gives for that rounded input without AMP.
+
+    An input that is FP32 already is not rounded on its way in.
+    """
     leaves = _leaves(case, backend)
     run = _remedied(case, backend, leaves)
     for number, tensor in enumerate(run.upstream):
@@ -85,11 +156,10 @@ def check_forced_fp32_output(case: Fp32OnlyCase, backend: Backend) -> Iterator[F
     # Some ops take another algorithm where gradients are wanted (svdvals computes the vectors too).
     reference, _ = _differentiate(case, _rounded(leaves, backend))
     for number, (out, expected) in enumerate(zip(run.outputs, reference, strict=True)):
-        single = torch.complex64 if expected.is_complex() else torch.float32
         yield exact(
             f"output[{number}].dtype",
             actual=dtype_name(out.dtype),
-            expected=dtype_name(single),
+            expected=dtype_name(expected.dtype),
             why="a disabled region casts nothing, and the input was float32",
         )
         yield exact(
@@ -98,12 +168,28 @@ def check_forced_fp32_output(case: Fp32OnlyCase, backend: Backend) -> Iterator[F
             expected=True,
             why="the input is well inside the range of float32",
         )
-        yield exact(
-            f"output[{number}] bitwise",
-            actual="equal" if same_bits(out, expected) else "different",
-            expected="equal",
-            why="the same op on the same rounded input, outside autocast",
-        )
+        yield _equal(f"output[{number}] bitwise", out, expected, "the same op on the same rounded input, no autocast")
+    plain = _forced(case, backend, leaves, fp32_only_remedies.disabled_region)
+    unrounded, _ = _differentiate(case, leaves)
+    for number, (out, expected) in enumerate(zip(plain, unrounded, strict=True)):
+        yield _equal(f"output[{number}] of a float32 input", out, expected, "a float32 input is not rounded on its way")
+
+
+def _equal(subject: str, actual: torch.Tensor, expected: torch.Tensor, why: str) -> Finding:
+    same = "equal" if same_bits(actual, expected) else "different"
+    return exact(subject, actual=same, expected="equal", why=why)
+
+
+def _forced(
+    case: Fp32OnlyCase, backend: Backend, tensors: Sequence[torch.Tensor], way: Callable[..., Any]
+) -> list[torch.Tensor]:
+    """Outputs of the op forced to FP32 in that way, inside a region."""
+
+    def run() -> Any:
+        with backend.region():
+            return way(backend, case.op, *tensors)
+
+    return _tensors(attempt(f"{case.id} forced to float32", run))
 
 
 def check_forced_fp32_accuracy(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
@@ -137,13 +223,19 @@ def check_forced_fp32_gradient(case: Fp32OnlyCase, backend: Backend) -> Iterator
     """
     leaves = _leaves(case, backend)
     run = _remedied(case, backend, leaves)
+    _, expected = _differentiate(case, _rounded(leaves, backend))
+    yield from _gradients(leaves, run, expected, backend)
+
+
+def _gradients(
+    leaves: Sequence[torch.Tensor], run: _Run, expected: Sequence[torch.Tensor], backend: Backend, way: str = ""
+) -> Iterator[Finding]:
     if any(out.requires_grad for out in run.outputs):
         attempt("backward", _backward, run.outputs)
-    _, expected = _differentiate(case, _rounded(leaves, backend))
     for number, (leaf, gradient) in enumerate(zip(leaves, expected, strict=True)):
         got = leaf.grad
         yield exact(
-            f"leaf[{number}].grad.dtype",
+            f"{way}leaf[{number}].grad.dtype",
             actual="no gradient" if got is None else dtype_name(got.dtype),
             expected="float32",
             why="a gradient has the dtype of its leaf",
@@ -151,11 +243,48 @@ def check_forced_fp32_gradient(case: Fp32OnlyCase, backend: Backend) -> Iterator
         if got is not None:
             handed_back = gradient.to(backend.low_dtype).to(torch.float32)
             yield exact(
-                f"leaf[{number}].grad value",
+                f"{way}leaf[{number}].grad value",
                 actual="equal" if torch.equal(got, handed_back) else "different",
                 expected="equal",
                 why="the op's FP32 gradient, rounded once to the low dtype; mm with the identity is exact",
             )
+
+
+def check_forced_fp32_in_other_ways(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
+    """Forced by a decorator, by ``custom_fwd`` or inside a checkpoint, the op gives the same, and so do gradients.
+
+    And the region goes on afterwards as it was.
+    """
+    for name, way in fp32_only_remedies.OTHER_WAYS.items():
+        yield from _in_another_way(case, backend, f"{name}: ", way)
+
+
+def check_forced_fp32_compiled(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
+    """Forced inside a function compiled with ``aot_eager``, the op gives the same, and so do gradients."""
+    yield from _in_another_way(case, backend, "compiled: ", fp32_only_remedies.compiled)
+
+
+def _in_another_way(case: Fp32OnlyCase, backend: Backend, name: str, way: Callable[..., Any]) -> Iterator[Finding]:
+    leaves = _leaves(case, backend)
+    run = _remedied(case, backend, leaves, way)
+    reference, gradients = _differentiate(case, _rounded(leaves, backend))
+    if way is fp32_only_remedies.checkpointed_reentrant:
+        with torch.no_grad():  # as its first pass is run
+            reference = _tensors(case.op(*_rounded(leaves, backend)))
+    for number, (out, expected) in enumerate(zip(run.outputs, reference, strict=True)):
+        yield _equal(f"{name}output[{number}] bitwise", out, expected, "what the op gives without AMP")
+    if case.differentiable:
+        yield from _gradients(leaves, run, gradients, backend, name)
+    for where, actual, expected_dtype in (
+        ("after it", run.after, backend.dtype),
+        ("after the region", run.outside, "float32"),
+    ):
+        yield exact(
+            f"{name}mm of float32 {where}",
+            actual=actual,
+            expected=expected_dtype,
+            why="mm is lowered in an enabled region, and nowhere else",
+        )
 
 
 def check_region_comes_back(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
@@ -185,21 +314,28 @@ class _Run:
     outside: str
 
 
-def _remedied(case: Fp32OnlyCase, backend: Backend, leaves: Sequence[torch.Tensor]) -> _Run:
-    """The remedy as the module's text shows it, with mm on float32 around it as a probe."""
+def _remedied(
+    case: Fp32OnlyCase, backend: Backend, leaves: Sequence[torch.Tensor], way: Callable[..., Any] | None = None
+) -> _Run:
+    """The remedy as the module's text shows it, or another way, with mm on float32 around the op as a probe."""
     probe = torch.ones(2, 2, device=backend.device_type)
+    way = way or fp32_only_remedies.disabled_region
+    inside: list[str] = []
 
     def observe() -> str:
         return dtype_name(torch.mm(probe, probe).dtype)
 
+    def probed(*tensors: torch.Tensor) -> Any:
+        if not case.compiled:
+            inside.append(observe())
+        return case.op(*tensors)
+
     def remedy() -> _Run:
         with backend.region():
             upstream = [_through_mm(leaf) for leaf in leaves]
-            with backend.region(enabled=False):
-                outputs = _tensors(case.op(*(tensor.float() for tensor in upstream)))
-                inside = observe()
+            outputs = _tensors(way(backend, probed, *upstream))
             after = observe()
-        return _Run(upstream=upstream, outputs=outputs, inside=inside, after=after, outside=observe())
+        return _Run(upstream=upstream, outputs=outputs, inside="".join(inside), after=after, outside=observe())
 
     return attempt(f"{case.id} forced to float32", remedy)
 
@@ -267,6 +403,11 @@ def _regular(normal: torch.Tensor) -> torch.Tensor:
     return 2.0 * torch.eye(normal.shape[-1]) + 0.2 * normal
 
 
+def _spread(normal: torch.Tensor) -> torch.Tensor:
+    """Symmetric, with eigenvalues near 1, 2, 3, ...: their vectors are well determined."""
+    return torch.diag(torch.arange(1.0, normal.shape[-1] + 1)) + 0.1 * (normal + normal.mT)
+
+
 def _positive_definite(normal: torch.Tensor) -> torch.Tensor:
     regular = _regular(normal)
     return regular @ regular.mT / 4
@@ -277,6 +418,7 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "unit": functools.partial(_between, 0.1, 0.9),
     "positive": functools.partial(_between, 0.5, 2.5),
     "regular": _regular,
+    "spread": _spread,
     "spd": _positive_definite,
     "lower": lambda normal: _regular(normal).tril(),
 }
@@ -284,19 +426,7 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def declaration(name: str, device_type: str, dtype: str) -> str:
-    """``unsupported`` or ``supported``, as torch's database of ops declares it for the device type.
-
-    Raises:
-        SuiteError: nothing was recorded for the device type.
-    """
-    recorded = _recorded()["devices"].get(device_type)
-    if recorded is None:
-        message = f"fixtures/low_precision_support.json has no record of {device_type!r}: record it first"
-        raise SuiteError(message)
-    return "unsupported" if name in recorded[dtype] else "supported"
-
-
-@functools.cache
-def _recorded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(data.fixture("low_precision_support.json").read_text(encoding="utf-8"))
-    return found
+    """``unsupported`` or ``supported``, as torch's database of ops declares it for the device type."""
+    seen = support.here(name, device_type, dtype)
+    declared = seen is None or (seen.declared_forward and seen.declared_backward is not False)
+    return "supported" if declared else "unsupported"

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn import functional
 
+from amp_checks import support
 from amp_checks.checks import fp32_only as checks
+from amp_checks.checks import fp32_only_remedies
 from amp_checks.core import Backend
 from amp_checks.mutants import fp32_only_faults as faults
+from amp_checks.mutants import fp32_only_remedies as remedies
 from amp_checks.planting import Mutant
 
 CASE = "linalg.inv"
 OP = torch.linalg.inv
+
+
+_VALUE_CHECKS = (
+    "check_forced_fp32_output",
+    "check_forced_fp32_accuracy",
+    "check_forced_fp32_gradient",
+    "check_forced_fp32_in_other_ways",
+)
+_ALL_REMEDY_CHECKS = (*_VALUE_CHECKS, "check_region_comes_back")
 
 
 def _real(backend: Backend) -> bool:
@@ -31,6 +46,67 @@ def _undeclared(backend: Backend) -> Iterator[Backend]:
         yield backend
 
 
+@contextmanager
+def _unrecorded(backend: Backend) -> Iterator[Backend]:
+    """The record has lost an op: the tables hold it, and nothing says why."""
+    found = support.record_for(torch.__version__, backend.device_type)
+    lost = {dtype: {name: seen for name, seen in ops.items() if name != CASE} for dtype, ops in found.ops.items()}
+    everything = {found.torch: {backend.device_type: dataclasses.replace(found, ops=lost)}}
+    with mock.patch.object(support, "recorded", return_value=everything):
+        yield backend
+
+
+@contextmanager
+def _newly_unsupported(backend: Backend) -> Iterator[Backend]:
+    """The record names one more op without 16 bits."""
+    found = support.record_for(torch.__version__, backend.device_type)
+    more = {dtype: {**ops, "new_op": dataclasses.replace(ops[CASE], op="new_op")} for dtype, ops in found.ops.items()}
+    with mock.patch.object(support, "record_for", return_value=dataclasses.replace(found, ops=more)):
+        yield backend
+
+
+@contextmanager
+def _without_rule(backend: Backend) -> Iterator[Backend]:
+    """Autocast's own rule for the op is gone."""
+    rule = torch.library.Library("aten", "IMPL")
+    key = f"Autocast{backend.device_type.upper()}"
+    rule.impl("quantile.scalar", torch.library.fallthrough_kernel, key)
+    try:
+        yield backend
+    finally:
+        rule._destroy()  # noqa: SLF001 - the only way to take it back
+
+
+@contextmanager
+def _custom_fwd_casts_nothing(backend: Backend) -> Iterator[Backend]:
+    plain = torch.amp.custom_fwd
+
+    def careless(*, device_type: str, cast_inputs: torch.dtype) -> Any:
+        del cast_inputs
+        return plain(device_type=device_type)
+
+    with mock.patch.object(torch.amp, "custom_fwd", careless):
+        yield backend
+
+
+@contextmanager
+def _way_left(backend: Backend) -> Iterator[Backend]:
+    """A decorated function leaves autocast off for what comes after it."""
+    right = fp32_only_remedies.decorated
+
+    def leaves_off(backend: Backend, op: Any, *tensors: torch.Tensor) -> Any:
+        out = right(backend, op, *tensors)
+        torch.set_autocast_enabled(backend.device_type, False)
+        return out
+
+    with mock.patch.dict(fp32_only_remedies.OTHER_WAYS, {"decorator": leaves_off}):
+        yield backend
+
+
+def _cpu(backend: Backend) -> bool:
+    return backend.device_type == "cpu" and not backend.emulated
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         id="low-precision-call-accepted",
@@ -38,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="a 16-bit call is computed in float32 in silence",
         plant=faults.everywhere(OP, faults.computes_in_float32),
         case=CASE,
-        killed_by=("check_low_precision_call_raises",),
+        killed_by=("check_low_precision_call_raises", "check_low_precision_input_in_region"),
         applies=_real,
     ),
     Mutant(
@@ -56,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="the op gives float64 inside the disabled region",
         plant=faults.in_disabled_regions(OP, faults.computes_in_float64),
         case=CASE,
-        killed_by=("check_forced_fp32_output",),
+        killed_by=("check_forced_fp32_output", "check_forced_fp32_in_other_ways"),
     ),
     Mutant(
         id="forced-fp32-result-rounded",
@@ -64,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="the result goes through bfloat16 inside the disabled region",
         plant=faults.in_disabled_regions(OP, faults.result_rounded),
         case=CASE,
-        killed_by=("check_forced_fp32_output", "check_forced_fp32_accuracy", "check_forced_fp32_gradient"),
+        killed_by=_VALUE_CHECKS,
     ),
     Mutant(
         id="fp32-kernel-keeps-eleven-bits",
@@ -80,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="float() inside the disabled region cuts the gradient",
         plant=faults.in_disabled_regions(torch.Tensor.float, faults.detaches),
         case=CASE,
-        killed_by=("check_forced_fp32_gradient",),
+        killed_by=("check_forced_fp32_gradient", "check_forced_fp32_in_other_ways"),
     ),
     Mutant(
         id="gradient-of-float-halved",
@@ -88,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="the gradient of float() inside the disabled region is half of what it should be",
         plant=faults.in_disabled_regions(torch.Tensor.float, faults.halves_gradient),
         case=CASE,
-        killed_by=("check_forced_fp32_gradient",),
+        killed_by=("check_forced_fp32_gradient", "check_forced_fp32_in_other_ways"),
     ),
     Mutant(
         id="disabled-region-stays-enabled",
@@ -104,6 +180,117 @@ MUTANTS: tuple[Mutant, ...] = (
         fault="autocast stays off after a disabled region",
         plant=faults.regions(faults.leaks),
         case=CASE,
-        killed_by=("check_region_comes_back",),
+        killed_by=("check_forced_fp32_in_other_ways", "check_region_comes_back"),
+    ),
+    Mutant(
+        id="remedy-float-in-the-enabled-region",
+        family="fp32-only",
+        fault="float() without a disabled region, for an op that autocast lowers",
+        plant=remedies.planted(remedies.float_in_enabled_region),
+        case="mm",
+        killed_by=_ALL_REMEDY_CHECKS,
+    ),
+    Mutant(
+        id="remedy-no-cast",
+        family="fp32-only",
+        fault="a disabled region without the cast",
+        plant=remedies.planted(remedies.no_cast),
+        case="mm",
+        killed_by=_VALUE_CHECKS,
+    ),
+    Mutant(
+        id="remedy-no-cast-raises",
+        family="fp32-only",
+        fault="a disabled region without the cast, for an op that has no 16 bits",
+        plant=remedies.planted(remedies.no_cast),
+        case=CASE,
+        killed_by=_ALL_REMEDY_CHECKS,
+        applies=_real,
+        crashes=True,
+    ),
+    Mutant(
+        id="remedy-result-cast",
+        family="fp32-only",
+        fault="the result is cast instead of the input",
+        plant=remedies.planted(remedies.result_cast),
+        case="mm",
+        killed_by=_VALUE_CHECKS,
+    ),
+    Mutant(
+        id="remedy-low-on-the-way-in",
+        family="fp32-only",
+        fault="an FP32 input goes through the low dtype before it is cast",
+        plant=remedies.planted(remedies.low_on_the_way_in),
+        case=CASE,
+        killed_by=("check_forced_fp32_output",),
+    ),
+    Mutant(
+        id="custom-fwd-casts-nothing",
+        family="fp32-only",
+        fault="custom_fwd ignores cast_inputs",
+        plant=_custom_fwd_casts_nothing,
+        case="mm",
+        killed_by=("check_forced_fp32_in_other_ways",),
+    ),
+    Mutant(
+        id="decorator-leaves-autocast-off",
+        family="fp32-only",
+        fault="a decorated function leaves autocast off",
+        plant=_way_left,
+        case=CASE,
+        killed_by=("check_forced_fp32_in_other_ways",),
+    ),
+    Mutant(
+        id="compiled-kernel-rounded",
+        family="fp32-only",
+        fault="the compiled op's result goes through bfloat16",
+        plant=faults.in_disabled_regions(torch.quantile, faults.result_rounded),
+        case="quantile.compiled",
+        killed_by=("check_forced_fp32_compiled",),
+        applies=_cpu,
+        full=True,
+    ),
+    Mutant(
+        id="rule-of-unsupported-op-removed",
+        family="fp32-only",
+        fault="autocast has lost the rule that casts an op's input up",
+        plant=_without_rule,
+        case="quantile",
+        killed_by=("check_low_precision_input_in_region",),
+        applies=_cpu,
+    ),
+    Mutant(
+        id="unsupported-op-without-row",
+        family="fp32-only",
+        fault="one more op is recorded to lack 16 bits",
+        plant=_newly_unsupported,
+        case="record",
+        killed_by=("check_every_unsupported_op_has_a_row",),
+    ),
+    Mutant(
+        id="row-without-record",
+        family="fp32-only",
+        fault="no record says that an op of the tables lacks 16 bits",
+        plant=_unrecorded,
+        case="record",
+        killed_by=("check_every_row_is_unsupported_somewhere",),
+    ),
+    Mutant(
+        id="low-precision-kernel-keeps-eight-bits",
+        family="fp32-only",
+        fault="a float16 kernel computes in bfloat16",
+        plant=faults.everywhere(functional.interpolate, faults.through_bfloat16),
+        case="value.interpolate.bilinear.2d",
+        killed_by=("check_low_precision_value", "check_value_in_region"),
+        applies=lambda backend: _cpu(backend) and backend.dtype == "float16",
+    ),
+    Mutant(
+        id="foreign-memory-read",
+        family="fp32-only",
+        fault="one sample of an image comes from memory beyond it",
+        plant=faults.everywhere(functional.grid_sample, faults.one_foreign_value),
+        case="value.grid_sample.nearest.border.181x181",
+        killed_by=("check_low_precision_value", "check_value_in_region"),
+        applies=_cpu,
     ),
 )

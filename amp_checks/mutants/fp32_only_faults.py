@@ -141,3 +141,19 @@ def detaches(function: Call, args: Any, kwargs: Any) -> Any:
 def halves_gradient(function: Call, args: Any, kwargs: Any) -> Any:
     """The value is right, and its gradient half of what it should be."""
     return map_tensors(lambda x: x / 2 + (x / 2).detach(), function(*args, **kwargs))
+
+
+def through_bfloat16(function: Call, args: Any, kwargs: Any) -> Any:
+    """A 16-bit call is computed in bfloat16, whatever its dtype."""
+    low = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dtype in LOW]
+    if not low:
+        return function(*args, **kwargs)
+    short_args, short_kwargs = map_tensors(torch.Tensor.bfloat16, (args, kwargs))
+    return map_tensors(lambda x: x.to(low[0]), function(*short_args, **short_kwargs))
+
+
+def one_foreign_value(function: Call, args: Any, kwargs: Any) -> Any:
+    """The last value of the result is none that was asked for."""
+    out = function(*args, **kwargs)
+    out.view(-1)[-1] = 1e4
+    return out

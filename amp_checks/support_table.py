@@ -1,0 +1,153 @@
+"""``amp-checks policy --unsupported``: the ops that a device does not run in 16 bits, and what to write instead."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_checks import backends, support
+from amp_checks.core import Backend, UsageError
+from amp_checks.report import json_format
+from amp_checks.support import Found, Kind, Meets, Outcome, Seen
+
+SCHEMA = "amp_checks/unsupported"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What is known of one backend; ``recorded`` says that it was not looked at now, but under the torch it names."""
+
+    found: Found
+    recorded: bool
+
+
+def remedy(seen: Seen, backend: Backend) -> str:
+    """One line of code that runs the op in FP32; empty where none is needed."""
+    outcomes = [outcome for outcome in (seen.forward, seen.backward) if outcome is not None]
+    if not seen.lacks and all(outcome.kind is not Kind.WRONG for outcome in outcomes):
+        return ""
+    if seen.op.startswith("signal.windows."):
+        return f"torch.{seen.op}(n, dtype=torch.float32)"
+    if seen.meets is Meets.RULE and seen.lacks != "backward":
+        return f"none inside a region; outside: {_spelled(seen.op)}(x.float())"
+    return f'with torch.autocast("{backend.device_type}", enabled=False): y = {_spelled(seen.op)}(x.float())'
+
+
+def _spelled(op: str) -> str:
+    """How a user writes the op: its name in torch's database, without the variant, where torch has it."""
+    parts = op.split(".")
+    for count in range(len(parts), 0, -1):
+        found: Any = torch
+        for part in parts[:count]:
+            found = getattr(found, part, None)
+        if callable(found):
+            return ".".join(["torch", *parts[:count]])
+    return op
+
+
+def look(backend: Backend) -> Table:
+    """Run torch's op database where it can be imported; else what is recorded."""
+    if backend.device_type not in support.devices():
+        support.record_for(torch.__version__, backend.device_type)
+    if importlib.util.find_spec("expecttest") is None:
+        return Table(found=support.record_for(torch.__version__, backend.device_type), recorded=True)
+    return Table(found=support.run_here(backend.device_type, declared=backend.emulated), recorded=False)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the table of each backend; always 0: a lack is no fault.
+
+    Args:
+        args: ``backend``: ids, the default ones in float16 where empty; ``json``: a file or ``-``, or None.
+
+    Raises:
+        UsageError: a backend is unknown, cannot run here, or nothing is recorded of its device.
+    """
+    names = args.backend or [name for name in backends.default_ids() if name.endswith("-float16")]
+    tables = {}
+    for backend in backends.resolve(names):
+        if (reason := backends.why_unavailable(backend.id)) is not None:
+            raise UsageError(f"{backend.id} cannot run: {reason}")
+        tables[backend] = look(backend)
+    if args.json == "-":
+        sys.stdout.write(json_format.dumps(document(tables)))
+        return 0
+    sys.stdout.write("\n".join(line for backend, table in tables.items() for line in describe(backend, table)) + "\n")
+    if args.json:
+        json_format.write(Path(args.json), document(tables))
+    return 0
+
+
+_PARTS: tuple[tuple[str, Callable[[Seen], bool]], ...] = (
+    ("raise", lambda seen: bool(seen.lacks)),
+    ("are silently wrong", lambda seen: _has(seen, Kind.WRONG)),
+    ("run, though declared not to", lambda seen: seen.differs),
+    ("compute in float32 in silence", lambda seen: _has(seen, Kind.FLOAT32)),
+)
+
+
+def _has(seen: Seen, kind: Kind) -> bool:
+    return any(outcome is not None and outcome.kind is kind for outcome in (seen.forward, seen.backward))
+
+
+def describe(backend: Backend, table: Table) -> list[str]:
+    """The table as lines of text: what raises first, then what is wrong in silence, then the rest."""
+    found = table.found
+    how = f"recorded under torch {found.torch}" if table.recorded else f"looked at now, torch {found.torch}"
+    where = f"run on {found.machine}" if found.ran and not backend.emulated else "declared, nothing was run on a device"
+    title = f"{backend.dtype} on {backend.id}: {found.looked_at} ops of torch's database; {how}; {where}"
+    head = f"{'op':<40}{'forward':<34}{'backward':<34}{'in a region':<21}remedy"
+    lines = [title, head, "-" * len(head)]
+    left = dict(found.ops[backend.dtype])
+    for told, belongs in _PARTS:
+        rows = {name: seen for name, seen in left.items() if belongs(seen)}
+        left = {name: seen for name, seen in left.items() if name not in rows}
+        lines += [f"{len(rows)} {told}:"] if rows else []
+        lines += [_line(seen, backend) for seen in rows.values()]
+    return [*lines, ""]
+
+
+def _line(seen: Seen, backend: Backend) -> str:
+    forward = _told(seen.forward, declared=seen.declared_forward)
+    backward = _told(seen.backward, declared=seen.declared_backward, run=seen.verified)
+    return f"{seen.op:<40}{forward:<34}{backward:<34}{seen.meets:<21}{remedy(seen, backend)}".rstrip()
+
+
+def _told(outcome: Outcome | None, *, declared: bool | None, run: bool = False) -> str:
+    """What was seen, and what is declared where that is all there is, or differs."""
+    if outcome is None:
+        return "-" if run or declared is None else f"declared: {'supports' if declared else 'raises'}"
+    if declared is not None and (outcome.kind is not Kind.RAISES) != declared:
+        return f"{outcome}; declared: {'supports' if declared else 'raises'}"
+    return str(outcome)
+
+
+def document(tables: dict[Backend, Table]) -> dict[str, Any]:
+    """The tables as plain values."""
+    return {
+        "schema": SCHEMA,
+        "version": 1,
+        "torch": torch.__version__,
+        "backends": {
+            backend.id: {
+                "recorded": table.recorded,
+                "torch": table.found.torch,
+                "machine": table.found.machine,
+                "looked_at": table.found.looked_at,
+                "ops": {name: _plain(seen, backend) for name, seen in table.found.ops[backend.dtype].items()},
+            }
+            for backend, table in tables.items()
+        },
+    }
+
+
+def _plain(seen: Seen, backend: Backend) -> dict[str, Any]:
+    how = "run" if seen.verified else "declared"
+    return {**support.to_json(seen), "how": how, "lacks": seen.lacks, "remedy": remedy(seen, backend)}
