@@ -1,8 +1,10 @@
-"""What this machine lacks, where a known defect shows only on some machines: the one place to add such a condition."""
+"""What this machine has or lacks, where a row or a known defect means something on some alone: the one place for it."""
 
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 from collections.abc import Callable
 
 
@@ -29,9 +31,16 @@ def _built_with_cuda() -> bool:
     return torch.version.cuda is not None
 
 
+def _has_cpp_compiler() -> bool:
+    """Whether torch.compile's inductor can make kernels for the CPU."""
+    names = filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))
+    return any(shutil.which(name) for name in names)
+
+
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "": lambda: True,
     "built-with-cuda": _built_with_cuda,
+    "has-a-cpp-compiler": _has_cpp_compiler,
     "onednn-has-no-float16-lstm": functools.partial(_lacks_lstm, "float16"),
     "onednn-has-no-bfloat16-lstm": functools.partial(_lacks_lstm, "bfloat16"),
 }

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
+from amp_checks import machine
 from amp_checks.core import Backend, Value
 
 _DOCS = "torch.autocast documentation"
@@ -42,6 +43,7 @@ class RegionCase:
         source: where the expectation comes from.
         real_only: why it says nothing under emulation; empty where it does.
         devices: device types on which it means something; all where empty.
+        machine: a condition of `amp_checks.machine` without which it cannot run.
     """
 
     program: str
@@ -51,6 +53,7 @@ class RegionCase:
     source: str = _DOCS
     real_only: str = ""
     devices: tuple[str, ...] = ()
+    machine: str = ""
     full: bool = False
     family: str = "ops"
 
@@ -61,7 +64,7 @@ class RegionCase:
     def runs_on(self, backend: Backend) -> bool:
         if self.devices and backend.device_type not in self.devices:
             return False
-        return not (self.real_only and backend.emulated)
+        return not (self.real_only and backend.emulated) and machine.holds(self.machine)
 
     def right(self, device_type: str) -> dict[str, Value]:
         """Everything that is expected on a device type."""
@@ -362,9 +365,18 @@ CASES: tuple[RegionCase, ...] = (
     RegionCase(
         program="compiled_mismatch",
         topic=Topic.COMPILED,
-        expected={"eager refuses": True, "compiled refuses": True},
-        source="torch.compile refuses what eager refuses: pytorch issue 150993",
+        expected={"eager refuses": True, "aot_eager refuses": True, "inductor refuses": True},
+        source="torch.compile refuses what eager refuses: pytorch issues 150993 and 171190",
         real_only=_COMPILE,
+        full=True,
+    ),
+    RegionCase(
+        program="generated_with_dynamic_shapes",
+        topic=Topic.COMPILED,
+        expected={"size 16": "as eager", "size 33": "as eager"},
+        source="torch.compile gives eager's results: pytorch issue 194329",
+        real_only=_COMPILE,
+        machine="has-a-cpp-compiler",
         full=True,
     ),
     RegionCase(
