@@ -5,8 +5,8 @@ Usage::
     python benchmarks/gate_time.py [-n 2] [--json results.json]
 
 Runs ``amp-checks run`` once, or reads the results of such a run. A family's figure is the sum over its items, divided
-by the workers; the budgets are those of the pull-request gate with two workers. Prints a table; exits 1 if the whole gate
-took more than its budget.
+by the workers; the budgets are those of the pull-request gate with two workers. Prints a table; exits 1 if the whole
+gate took more than its budget.
 """
 
 from __future__ import annotations
