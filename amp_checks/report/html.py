@@ -16,7 +16,7 @@ import jinja2
 from amp_checks import __version__, suite
 from amp_checks.core import Finding, Result, Status
 from amp_checks.limits import EMULATION
-from amp_checks.report import audits, curves, json_format, plots, rerun, summary
+from amp_checks.report import audits, curves, json_format, plots, ranges_plot, rerun, summary
 
 SLOWEST = 10
 MOST_CURVES = 40
@@ -314,6 +314,7 @@ def render(content: dict[str, Any]) -> str:
         if measured
         else "",
         ranges=_ranges(measured),
+        safe=ranges_plot.drawn(results),
         known=summary.known_by_reason(results),
         planted=[result for result in results if result.family == "planted"],
         curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn[:MOST_CURVES])],

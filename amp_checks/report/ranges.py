@@ -47,11 +47,17 @@ class Line:
         return self.backend.rpartition("-")[2]
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """The smallest and the largest magnitude in words; ``nowhere`` and nothing where none is safe."""
+        if self.low is None or self.high is None:
+            return "nowhere", ""
+        return magnitude(self.low), magnitude(self.high)
+
+    @property
     def safe(self) -> str:
         """In words: ``from 6.0e-08 to 11.1``."""
-        if self.low is None or self.high is None:
-            return "nowhere"
-        return f"from {magnitude(self.low)} to {magnitude(self.high)}"
+        low, high = self.ends
+        return f"from {low} to {high}" if high else low
 
     @property
     def outside(self) -> str:

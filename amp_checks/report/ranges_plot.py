@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from amp_checks.core import Result
 from amp_checks.report.plots import BAD, INK, MUTED, SERIES, STYLE, svg_of
-from amp_checks.report.ranges import END, NOT_FINITE, SPANS, Line
+from amp_checks.report.ranges import END, NOT_FINITE, SPANS, Line, by_backend, from_results
 
 _ROW = 0.42
 """Inches for each op."""
@@ -66,6 +67,14 @@ def ranges(lines: Sequence[Line], *, name: str) -> str:
         axes.set_axisbelow(True)
         figure.legend(handles=_legend(), loc="outside upper left", ncols=3, handletextpad=0.4)
         return svg_of(figure, name=name, label=f"Safe magnitudes on {lines[0].backend}, as in the table below")
+
+
+def drawn(results: Iterable[Result]) -> list[tuple[str, str, list[Line]]]:
+    """Backend, drawing and lines, for each backend of which the results hold ranges."""
+    found = by_backend(from_results(results))
+    return [
+        (backend, ranges(lines, name=f"safe-{number}"), lines) for number, (backend, lines) in enumerate(found.items())
+    ]
 
 
 def _mark(what: str) -> tuple[str, str]:
