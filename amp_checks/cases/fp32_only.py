@@ -6,9 +6,17 @@ low-precision support says it (`amp_checks.support`), and a recorded lack withou
 
 from __future__ import annotations
 
-from amp_checks.cases import fp32_only_linalg, fp32_only_other, fp32_only_signal, fp32_only_special, fp32_only_values
+from amp_checks.cases import (
+    fp32_only_linalg,
+    fp32_only_other,
+    fp32_only_signal,
+    fp32_only_special,
+    fp32_only_values,
+    ranges,
+)
 from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input, RecordCase
 from amp_checks.cases.fp32_only_values import ValueCase
+from amp_checks.cases.ranges_inputs import RangeCase
 
 __all__ = ["CASES", "EXCEPTIONS", "FORCED", "Fp32OnlyCase", "Input", "RecordCase", "ValueCase"]
 
@@ -58,9 +66,10 @@ FORCED: tuple[Fp32OnlyCase, ...] = (
 )
 """Every row of an op that is forced to FP32."""
 
-CASES: tuple[Fp32OnlyCase | ValueCase | RecordCase, ...] = (
+CASES: tuple[Fp32OnlyCase | ValueCase | RecordCase | RangeCase, ...] = (
     RecordCase(id="record"),
     RecordCase(id="record-run-again", full=True),
     *FORCED,
     *fp32_only_values.ROWS,
+    *ranges.CASES,
 )

@@ -146,7 +146,7 @@ class RangeCase:
             why they do not, by the same keys.
         exact: what gives the float64 reference, where that must not be the op's own code; else the op.
         bound: of the error, in the unit of `amp_checks.ranges.BOUND`; None: that one.
-        devices: device types on which the row means something; all where empty.
+        devices: device types whose ranges were measured.
     """
 
     name: str
@@ -158,7 +158,7 @@ class RangeCase:
     at_zero: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exact: Callable[..., Any] | None = None
     bound: float | None = None
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
     full: bool = True
     family: str = "fp32-only"
 
@@ -179,7 +179,7 @@ class RangeCase:
         return bool(self.overload) and policy.of(self.overload, backend.device_type) in FLOAT32_POLICIES
 
     def runs_on(self, backend: Backend) -> bool:
-        if self.devices and backend.device_type not in self.devices:
+        if backend.device_type not in self.devices:
             return False
         return not self.overload or (
             policy.exists(self.overload) and policy.of(self.overload, backend.device_type) is not CastPolicy.BANNED

@@ -22,7 +22,8 @@ import torch
 from amp_checks import support
 from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input, RecordCase
 from amp_checks.cases.fp32_only_values import ValueCase
-from amp_checks.checks import fp32_only_record, fp32_only_remedies, fp32_only_values
+from amp_checks.cases.ranges_inputs import RangeCase
+from amp_checks.checks import fp32_only_record, fp32_only_remedies, fp32_only_values, ranges
 from amp_checks.core import Backend, Check, Finding, Raised, SuiteError, attempt, bounded, exact
 from amp_checks.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
 from amp_checks.support import Meets
@@ -39,12 +40,15 @@ _ABOUT_DTYPE = re.compile("half|float|double|dtype|precision", re.IGNORECASE)
 """What an error says that is about the dtype of an input."""
 
 
-def checks_for(case: Fp32OnlyCase | ValueCase | RecordCase) -> Iterator[Check]:
+def checks_for(case: Fp32OnlyCase | ValueCase | RecordCase | RangeCase) -> Iterator[Check]:
     if isinstance(case, RecordCase):
         yield from fp32_only_record.checks_for(case)
         return
     if isinstance(case, ValueCase):
         yield from fp32_only_values.checks_for(case)
+        return
+    if isinstance(case, RangeCase):
+        yield from ranges.checks_for(case)
         return
     if case.compiled:
         yield check_forced_fp32_compiled

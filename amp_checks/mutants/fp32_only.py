@@ -17,6 +17,7 @@ from amp_checks.checks import fp32_only_remedies
 from amp_checks.core import Backend
 from amp_checks.mutants import fp32_only_faults as faults
 from amp_checks.mutants import fp32_only_remedies as remedies
+from amp_checks.mutants import ranges
 from amp_checks.planting import Mutant
 
 CASE = "linalg.inv"
@@ -293,4 +294,5 @@ MUTANTS: tuple[Mutant, ...] = (
         killed_by=("check_low_precision_value", "check_value_in_region"),
         applies=_cpu,
     ),
+    *ranges.MUTANTS,
 )
