@@ -5,7 +5,6 @@ from __future__ import annotations
 from amp_checks.cases.ops_inputs import T, Values, fixed
 from amp_checks.cases.ops_rows import (
     COMPLEX,
-    DEVICE_INSIDE,
     LOWER,
     POSITIVE,
     PRODUCTS_INSIDE,
@@ -107,20 +106,20 @@ MEASURES = (
 )
 
 FOURIER = (
-    op("fft_fft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_fft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_fftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_hfft", x(4, 6), listed_only=DEVICE_INSIDE),
-    op("fft_ifft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_ifft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_ifftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_ihfft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_irfft", x(4, 6), listed_only=DEVICE_INSIDE),
-    op("fft_irfft2", x(4, 6), listed_only=DEVICE_INSIDE),
-    op("fft_irfftn", x(4, 6), listed_only=DEVICE_INSIDE),
-    op("fft_rfft", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_rfft2", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
-    op("fft_rfftn", x(4, 6), outputs=(COMPLEX,), listed_only=DEVICE_INSIDE),
+    op("fft_fft", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_fft2", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_fftn", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_hfft", x(4, 6)),
+    op("fft_ifft", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_ifft2", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_ifftn", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_ihfft", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_irfft", x(4, 6)),
+    op("fft_irfft2", x(4, 6)),
+    op("fft_irfftn", x(4, 6)),
+    op("fft_rfft", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_rfft2", x(4, 6), outputs=(COMPLEX,)),
+    op("fft_rfftn", x(4, 6), outputs=(COMPLEX,)),
     op("stft", x(32), 8, kwargs={"return_complex": True}, outputs=(COMPLEX,)),
     op("stft.center", x(32), 8, kwargs={"return_complex": True}, outputs=(COMPLEX,)),
 )

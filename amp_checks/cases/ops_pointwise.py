@@ -8,13 +8,13 @@ from amp_checks.cases.ops_inputs import fixed
 from amp_checks.cases.ops_rows import (
     COMPLEX,
     LOG_SOFTMAX,
+    MEMORY_INSIDE,
     NAMES,
     POSITIVE,
     PRODUCTS_INSIDE,
     RUN,
     SIGN,
     SIGNED,
-    SUBCLASS_INSIDE,
     UNIT,
     OpCase,
     op,
@@ -125,7 +125,7 @@ LOSSES = (
         fixed(2, 2, values=(1, 2, 2, 1)),
         [6, 6],
         [2, 2],
-        listed_only=SUBCLASS_INSIDE,
+        listed_only=MEMORY_INSIDE,
     ),
     op(
         "ctc_loss.Tensor",

@@ -15,7 +15,7 @@ COMPLEX = "complex"
 """An output in the complex dtype of that precision."""
 
 PRODUCTS_INSIDE = "a composite: without a rule of its own, the listed ops inside it are cast"
-DEVICE_INSIDE = "its code asks which device a tensor is on, and an emulated one answers with the emulated device"
+MEMORY_INSIDE = "its code reads the memory of a tensor, which an emulated one does not have"
 NAMES = "a wrapper has no names for its dimensions"
 SUBCLASS_INSIDE = "its code takes another path for tensor subclasses, which emulated tensors are"
 

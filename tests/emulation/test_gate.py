@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from amp_checks import _torch_private as private
+
 HERE = Path(__file__).parent
 
 
@@ -77,11 +79,16 @@ def test_torchs_own_lists_hold(device: str) -> None:
     assert summary["rows"] >= 120
 
 
-def test_pinv_fails_under_real_autocast_as_it_does_emulated() -> None:
-    """What the sweep calls AMP's own is shown on real CPU autocast."""
-    matrix = torch.randn(3, 4, requires_grad=True)
+@pytest.mark.parametrize("hermitian", [False, True])
+def test_pinv_fails_under_real_autocast_as_it_does_emulated(hermitian: bool) -> None:
+    """What the sweep calls AMP's own is shown on real CPU autocast: and its kernel is one for all devices."""
+    matrix = torch.eye(3).requires_grad_()
     with torch.autocast("cpu", dtype=torch.float16):
-        out = torch.linalg.pinv(matrix)
+        out = torch.linalg.pinv(matrix, hermitian=hermitian)
     assert out.dtype is torch.float16
     with pytest.raises(RuntimeError, match="same dtype"):
         out.sum().backward()
+    name = "aten::linalg_pinv.atol_rtol_tensor"
+    keys = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "CompositeExplicitAutogradNonFunctional")
+    assert [key for key in keys if private.has_kernel(name, key)] == [keys[-1]]
+    assert {"aten::matmul"} <= private.autocast_rules("cuda") & private.autocast_rules("cpu")
