@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 from amp_checks import _torch_private
-from amp_checks.emulation import Numerics, emulate
+from amp_checks.emulation import Numerics, emulate, layers
 from amp_checks.emulation import rules as rule_lists
 from amp_checks.emulation.region import current
 from amp_checks.observe import OpCall, observe
@@ -66,6 +66,10 @@ def emulated(
 @pytest.mark.parametrize("dtype", REGIONS, ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_float32_between_two_casts_to_float16(name: str, dtype: torch.dtype) -> None:
+    runs_between_two_casts(name, dtype)
+
+
+def runs_between_two_casts(name: str, dtype: torch.dtype) -> None:
     """To the bit, forward and backward, and in float16 in a region of any dtype, as the rule of `_cudnn_rnn`."""
     net, given = made(name)
     outputs, calls = emulated(name, net, given, dtype=dtype)
@@ -84,6 +88,28 @@ def test_float32_between_two_casts_to_float16(name: str, dtype: torch.dtype) -> 
     (layer,) = [call for call in calls if call.op == "aten::_cudnn_rnn"]
     assert {kind for kind in layer.input_dtypes if kind.is_floating_point} == {HALF}
     assert set(layer.output_dtypes) == {HALF}
+
+
+def plain_repeat(layer: layers.Layer, wide: Any, random: Any) -> Any:
+    del random
+    return layer.run(wide)
+
+
+FAULTS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "cast to the region's dtype": ("cast", lambda tensors: [tensor.bfloat16() for tensor in tensors], "gru"),
+    "weights not rounded": ("cast", lambda tensors: [tensors[0].half(), *tensors[1:]], "rnn"),
+    "other numbers drawn for backward": ("_repeat", plain_repeat, "lstm with dropout"),
+    "taken apart": ("layer_of", lambda op, args: None, "lstm"),
+}
+"""Fault -> what of `layers` it replaces, by what, and the layer that shows it."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_layer_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced, by, name = FAULTS[fault]
+    monkeypatch.setattr(layers, replaced, by)
+    with pytest.raises(AssertionError):
+        runs_between_two_casts(name, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", REGIONS, ids=["float16", "bfloat16"])
