@@ -26,6 +26,7 @@ from packaging.version import Version
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
+from amp_checks.cases.ops_database import NEEDS_CUDA
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import DEVICE_TYPES, emulate
 from amp_checks.observe import observe
@@ -78,6 +79,7 @@ SAMPLES = 6
 REPEATS = 12
 IRREPRODUCIBLE = "irreproducible"
 AS_REAL = "as real CPU autocast"
+NOTHING_RAN = "nothing ran: each sample raises without autocast too"
 UNINITIALISED = ("empty", "new_empty")
 """Ops whose values are whatever the memory held."""
 
@@ -239,17 +241,19 @@ def sweep(op: Any, options: argparse.Namespace) -> str | None:
     def plain() -> Any:
         return contextlib.nullcontext(contextlib.nullcontext())
 
+    ran = False
     for call, leaves in samples(op, options):
         expected = run(call, leaves, plain, inside=False)
         if expected.error is not None:
             continue
+        ran = True
         actual = run(call, leaves, emulated, inside=options.inside)
         if actual.error is not None:
             return f"{_kind_of_failure(actual.error, call, leaves, options)}{actual.error!r:.200}"
         failing = _compare_loosely(expected, actual, uninitialised=name_of(op).startswith(UNINITIALISED))
         if failing is not None:
             return failing
-    return None
+    return None if ran else NOTHING_RAN
 
 
 def _kind_of_failure(
@@ -314,12 +318,15 @@ def main() -> int:
         chosen = [op for op in chosen if name_of(op) in options.only]
     began = time.perf_counter()
     failed: dict[str, str] = {}
+    nothing_ran: list[str] = []
     for op in chosen:
         try:
             why = check(op, options)
         except Exception as error:  # noqa: BLE001 - reported by name
             why = f"the harness itself: {error!r:.200}"
-        if why is not None:
+        if why == NOTHING_RAN and name_of(op) in NEEDS_CUDA:
+            nothing_ran.append(name_of(op))
+        elif why is not None:
             failed[name_of(op)] = why
             print(f"{name_of(op)}: {why}", flush=True)
     names = {name_of(op) for op in chosen}
@@ -333,7 +340,8 @@ def main() -> int:
         "numerics": options.numerics,
         "inputs": options.inputs,
         "ops": len(chosen),
-        "right": len(chosen) - len(failed),
+        "right": len(chosen) - len(failed) - len(nothing_ran),
+        "need a CUDA device to run at all": nothing_ran,
         "as real CPU autocast": sum(why.startswith(AS_REAL) for why in failed.values()),
         "failed": sorted(failed),
         "unforeseen": sorted(set(failed) - excused - foreseen),
