@@ -1,14 +1,15 @@
-"""Time and findings per second of the ops family, one process, one thread.
+"""Time and findings per second of the ops family, one process, one thread, by device type and by check.
 
     python benchmarks/ops_time.py [--full] [BACKEND...]
 
-Processor time, not wall time: it means the same on a machine that others use. Compare with the budget of the gate: 60 s
-with two workers over all six device types.
+Wall time and processor time: the second means the same on a machine that others use. Compare with the budget of the gate:
+60 s with two workers over all six device types.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import time
 
@@ -28,21 +29,43 @@ def main() -> None:
     began = time.process_time()
     items = suite.collect(backends=chosen, families=["ops"], full="--full" in sys.argv)
     collected = time.process_time() - began
-    spent: dict[str, float] = collections.defaultdict(float)
-    findings, statuses = 0, collections.Counter[str]()
+    spent: dict[tuple[str, str], Spent] = collections.defaultdict(Spent)
+    statuses = collections.Counter[str]()
     for item in items:
-        began = time.process_time()
+        wall, processor = time.perf_counter(), time.process_time()
         result = item.run()
-        spent[item.check.__name__] += time.process_time() - began
-        findings += len(result.findings)
+        wall, processor = time.perf_counter() - wall, time.process_time() - processor
+        for key in (("all", ""), ("device", item.backend.device_type), ("check", item.check.__name__)):
+            spent[key].add(wall, processor, len(result.findings))
         statuses[str(result.status)] += 1
-    total = sum(spent.values())
-    print(f"import torch {IMPORT_TORCH:.1f} s, collect {collected:.1f} s")
-    print(
-        f"{len(items)} items, {findings} findings in {total:.1f} s: {findings / total:.0f} findings/s; {dict(statuses)}"
-    )
-    for name, seconds in sorted(spent.items(), key=lambda entry: -entry[1]):
-        print(f"  {name:<42}{seconds:7.2f} s")
+    print(f"import torch {IMPORT_TORCH:.1f} s, collect {collected:.1f} s; {dict(statuses)}")
+    print(f"{'':<44}{'items':>7}{'findings':>10}{'wall s':>9}{'CPU s':>9}{'findings/s':>12}")
+    for (kind, name), found in sorted(spent.items(), key=lambda entry: (ORDER[entry[0][0]], -entry[1].processor)):
+        print(f"{kind + ' ' + name:<44}{found}")
+
+
+ORDER = {"all": 0, "device": 1, "check": 2}
+
+
+@dataclasses.dataclass(slots=True)
+class Spent:
+    """What a group of items took."""
+
+    items: int = 0
+    findings: int = 0
+    wall: float = 0.0
+    processor: float = 0.0
+
+    def add(self, wall: float, processor: float, findings: int) -> None:
+        """Count one item."""
+        self.items += 1
+        self.findings += findings
+        self.wall += wall
+        self.processor += processor
+
+    def __str__(self) -> str:
+        rate = self.findings / max(self.processor, 1e-9)
+        return f"{self.items:>7}{self.findings:>10}{self.wall:>9.1f}{self.processor:>9.1f}{rate:>12.0f}"
 
 
 if __name__ == "__main__":
