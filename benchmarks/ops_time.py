@@ -2,7 +2,7 @@
 
     python benchmarks/ops_time.py [--full] [BACKEND...]
 
-Wall time and processor time: the second means the same on a machine that others use. Compare with the budget of the gate:
+Wall and processor time: the second means the same on a machine that others use. Compare with the budget of the gate:
 60 s with two workers over all six device types.
 """
 
