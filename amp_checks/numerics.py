@@ -39,9 +39,13 @@ SALT = "AMP_CHECKS_SEED"
 """The environment variable that gives every seed another value: verdicts must not hang on the data drawn."""
 
 
-def seed_of(name: str) -> int:
-    """A seed from a name: the same in every process (``hash()`` is not), independent between names; 0 from none."""
-    return zlib.crc32((os.environ.get(SALT, "") + name).encode())
+def seed_of(name: str, *, salted: bool = True) -> int:
+    """A seed from a name: the same in every process (``hash()`` is not), independent between names; 0 from none.
+
+    ``salted=False`` is for data that an expectation was worked out from: it is the same under every `SALT`.
+    """
+    salt = os.environ.get(SALT, "") if salted else ""
+    return zlib.crc32((salt + name).encode())
 
 
 @contextmanager
@@ -58,13 +62,17 @@ def seeded(seed: str | int) -> Iterator[None]:
 
 
 def randn(
-    *shape: int, seed: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    *shape: int,
+    seed: str,
+    salted: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> torch.Tensor:
     """Standard normal tensor of ``shape``, drawn on the CPU in float32 from a generator of its own, then moved.
 
-    Every device and dtype gets the same numbers, and no global random state moves.
+    Every device and dtype gets the same numbers, and no global random state moves. ``salted``: as of `seed_of`.
     """
-    generator = torch.Generator().manual_seed(seed_of(seed))
+    generator = torch.Generator().manual_seed(seed_of(seed, salted=salted))
     return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
 
 
