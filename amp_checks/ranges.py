@@ -113,13 +113,13 @@ class Probe:
 
     def _measure(self, magnitude: float) -> Verdicts:
         inputs = self.inputs(magnitude)
-        amp = attempt(f"{self.case.name} at {magnitude:.3g}", self._under_amp, inputs)
+        amp = attempt(f"{self.case.name} at {magnitude:.3g}", self.under_amp, inputs)
         with private.no_function_modes():  # what AMP is compared with is no matter of an emulation's
             return self._judge(inputs, amp)
 
     def _judge(self, inputs: Sequence[torch.Tensor], amp: tuple[list[torch.Tensor], list[torch.Tensor]]) -> Verdicts:
-        single = self._plain(inputs, torch.float32)
-        exact = self._plain(inputs, torch.float64)
+        single = self.plain(inputs, torch.float32)
+        exact = self.plain(inputs, torch.float64)
         found: Verdicts = {}
         for direction, (got, alone, reference) in zip(
             (FORWARD, BACKWARD), zip(amp, single, exact, strict=True), strict=True
@@ -146,15 +146,17 @@ class Probe:
             return self.backend.low_dtype
         return torch.float32 if self.case.runs_in_fp32(self.backend) else result.dtype
 
-    def _under_amp(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def under_amp(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Results, and gradients of the inputs, of the op in a region whose float32 leaves are rounded before it."""
         leaves = self._leaves(inputs, torch.float32, device=self.backend.device_type)
         with self.backend.region():
             outputs = _floating(self.case.op(*(leaf.to(self.backend.low_dtype) for leaf in leaves)))
         return [out.detach().cpu() for out in outputs], self._gradients(outputs, leaves)
 
-    def _plain(
+    def plain(
         self, inputs: Sequence[torch.Tensor], dtype: torch.dtype
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The same in another dtype on the CPU, without AMP; in float64 by the row's reference."""
         leaves = self._leaves(inputs, dtype, device="cpu")
         op = self.case.exact if dtype is torch.float64 and self.case.exact else self.case.op
         outputs = _floating(op(*leaves))
@@ -213,15 +215,15 @@ def judge(
     scales = [_largest(tensor) for tensor in reference]
     unit = torch.finfo(low).eps
 
-    def errors(result: Sequence[torch.Tensor]) -> list[float]:
+    def ratios(result: Sequence[torch.Tensor]) -> list[float]:
         return [_ratio(*three, unit) for three in zip(result, reference, scales, strict=True)]
 
-    if not all(map(math.isfinite, scales)) or not all(error < bound for error in errors(alone)):
+    if not all(map(math.isfinite, scales)) or not all(ratio < bound for ratio in ratios(alone)):
         return FLOAT32, FLOAT32
 
     def verdict(result: Sequence[torch.Tensor]) -> str:
-        found = errors(result)
-        wrong = [place for place, error in enumerate(found) if not error < bound]
+        found = ratios(result)
+        wrong = [place for place, ratio in enumerate(found) if not ratio < bound]
         if not wrong:
             return SAFE
         if not all(bool(torch.isfinite(result[place]).all()) for place in wrong):
@@ -229,6 +231,11 @@ def judge(
         return UNDERFLOWS if scales[wrong[0]] < torch.finfo(low).tiny else INACCURATE
 
     return verdict(amp), verdict(rounded)
+
+
+def error(actual: torch.Tensor, reference: torch.Tensor, *, low: torch.dtype) -> float:
+    """The error of a result in the unit of `BOUND`; the reference is finite."""
+    return _ratio(actual, reference, _largest(reference), torch.finfo(low).eps)
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -264,14 +271,14 @@ def measure(case: RangeCase, backend: Backend) -> dict[Direction, Measured]:
     directions = tuple(probe.at(points[0]))
     return {
         direction: Measured(
-            amp=_range(points, lambda m, d=direction: probe.at(m)[d][0], probe.rounded),  # type: ignore[misc]
-            ideal=_range(points, lambda m, d=direction: probe.at(m)[d][1], probe.rounded),  # type: ignore[misc]
+            amp=longest_range(points, lambda m, d=direction: probe.at(m)[d][0], probe.rounded),  # type: ignore[misc]
+            ideal=longest_range(points, lambda m, d=direction: probe.at(m)[d][1], probe.rounded),  # type: ignore[misc]
         )
         for direction in directions
     }
 
 
-def _range(points: Sequence[float], verdict: Callable[[float], str], rounded: Callable[[float], float]) -> Range:
+def longest_range(points: Sequence[float], verdict: Callable[[float], str], rounded: Callable[[float], float]) -> Range:
     """The longest run of safe points, its edges refined by bisection; its words for what lies outside."""
     first, last = _longest([verdict(point) == SAFE for point in points])
     if first > last:

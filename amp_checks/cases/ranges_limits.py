@@ -292,7 +292,6 @@ def _reductions() -> dict[str, dict[str, Limits]]:
     return {
         "sum long": {"float16 forward": up_to(15.99, OVERFLOWS, long)},
         "cumsum long": {"float16 forward": up_to(15.99, OVERFLOWS, long)},
-        "prod of 8": {"float16 forward": up_to(4.0, OVERFLOWS, eighth)},
         "cumprod": {
             "float16 backward": between(
                 1.8e-5, INACCURATE, 39.3, OVERFLOWS, "the gradient divides sums of cumulative products by x, in 16 bits"

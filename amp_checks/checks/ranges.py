@@ -76,30 +76,38 @@ def check_safe_range(case: RangeCase, backend: Backend) -> Iterator[Finding]:
     On a device that is not the CPU, neither by kernel nor by emulation, a wider range is no fault: limits of kernels
     were measured on the CPU.
     """
-    wider_is_fine = not backend.emulated and backend.device_type != "cpu"
     for direction, found in ranges.measure(case, backend).items():
         claimed = claim(case.stated(backend, direction), found.ideal)
-        for end, what, other in (("low", "below", "smallest"), ("high", "above", "largest")):
-            actual, expected = getattr(found.amp, end), getattr(claimed.range, end)
-            gives, stated = getattr(found.amp, what), getattr(claimed.range, what)
-            beyond = (actual < expected) if end == "low" else (actual > expected)
-            wider = wider_is_fine and (beyond or claimed.range.empty)
-            sharp = gives in NOT_FINITE or stated in NOT_FINITE
-            bound = SHARP if sharp else SOFT
-            distance = ranges.agree(actual, expected)
-            reason = f"{case.policy(backend.device_type)}; {claimed.why}"
-            yield bounded(
-                f"{direction}: {other} safe magnitude",
-                ratio=0.0 if wider else distance,
-                threshold=bound.value,
-                why=reason,
-                actual=_shown(actual),
-                expected=_shown(expected),
-            )
-            if not wider:
-                yield exact(
-                    f"{direction}: {what} it", actual=gives, expected=_alike(stated, gives, distance), why=reason
-                )
+        yield from edges(
+            direction,
+            found.amp,
+            claimed.range,
+            why=f"{case.policy(backend.device_type)}; {claimed.why}",
+            wider_is_fine=not backend.emulated and backend.device_type != "cpu",
+        )
+
+
+def edges(
+    direction: str, found: ranges.Range, claimed: ranges.Range, *, why: str, wider_is_fine: bool
+) -> Iterator[Finding]:
+    """Both ends of a measured range against those of the claimed one: where they are, and what lies beyond."""
+    for end, what, other in (("low", "below", "smallest"), ("high", "above", "largest")):
+        actual, expected = getattr(found, end), getattr(claimed, end)
+        gives, stated = getattr(found, what), getattr(claimed, what)
+        beyond = actual < expected if end == "low" else actual > expected
+        wider = wider_is_fine and (beyond or claimed.empty)
+        bound = SHARP if gives in NOT_FINITE or stated in NOT_FINITE else SOFT
+        distance = ranges.agree(actual, expected)
+        yield bounded(
+            f"{direction}: {other} safe magnitude",
+            ratio=0.0 if wider else distance,
+            threshold=bound.value,
+            why=why,
+            actual=_shown(actual),
+            expected=_shown(expected),
+        )
+        if not wider:
+            yield exact(f"{direction}: {what} it", actual=gives, expected=_alike(stated, gives, distance), why=why)
 
 
 def _shown(magnitude: float) -> float | str:

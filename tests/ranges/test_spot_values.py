@@ -1,0 +1,51 @@
+"""Ends of ranges worked out by arithmetic, against the measured ones."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from amp_checks import backends, core, data, ranges, state
+from amp_checks.cases.ranges import CASES
+
+ROWS = {case.name: case for case in CASES}
+SPOTS: list[dict[str, Any]] = json.loads(data.fixture("ranges/spot_values.json").read_text(encoding="utf-8"))["values"]
+PLACES = [(spot, device) for spot in SPOTS for device in spot["devices"]]
+
+
+def _backend(device: str, dtype: str) -> core.Backend:
+    return backends.backend(f"{'emulated-' if device == 'cuda' else ''}{device}-{dtype}")
+
+
+@functools.cache
+def _measured(op: str, device: str, dtype: str) -> dict[str, ranges.Measured]:
+    backend = _backend(device, dtype)
+    with state.one_thread(), backend.activate():
+        return ranges.measure(ROWS[op], backend)
+
+
+def test_there_are_enough_and_each_says_why() -> None:
+    assert len(SPOTS) >= 25
+    assert all(len(spot["why"]) > 5 for spot in SPOTS)
+    assert {(spot["dtype"], spot["direction"], spot["edge"]) for spot in SPOTS} >= {
+        ("float16", "forward", "high"),
+        ("float16", "forward", "low"),
+        ("float16", "backward", "high"),
+        ("float16", "backward", "low"),
+        ("bfloat16", "forward", "high"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("spot", "device"),
+    PLACES,
+    ids=[f"{s['op']} {s['dtype']} {s['direction']} {s['edge']} {device}".replace(" ", "-") for s, device in PLACES],
+)
+def test_the_measured_end_is_where_arithmetic_puts_it(spot: dict[str, Any], device: str) -> None:
+    measured = _measured(spot["op"], device, spot["dtype"])[spot["direction"]].amp
+    end = measured.low if spot["edge"] == "low" else measured.high
+
+    assert max(end / spot["at"], spot["at"] / end) <= max(spot["within"], 1.001), (end, spot)
