@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import policy, policy_diff, policy_observed
+from amp_checks import backends, data, known_defects, policy, policy_diff, policy_observed
 from amp_checks.cases.ops import OVERLOADS
 from amp_checks.core import CastPolicy, SuiteError, UsageError
 
@@ -95,6 +95,22 @@ def test_policy_prints_full_coverage(capsys: pytest.CaptureFixture[str]) -> None
     last = capsys.readouterr().out.splitlines()
     count = len(policy.declared("cpu"))
     assert any(line.split() == ["cpu-bfloat16", "all", *[str(count)] * 3, "100", "%"] for line in last)
+
+
+def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = backends.backend("emulated-cuda-bfloat16")
+    seen = policy_observed.Rule(
+        op="_cudnn_rnn", declared=CastPolicy.LOWER_PRECISION_FP, registered=True, observed=CastPolicy.UNLISTED
+    )
+    monkeypatch.setattr(policy_observed, "rules", lambda backend: (seen,))
+    asked = argparse.Namespace(backend=[backend.id], json=None)
+    defects = known_defects.load(data.fixture("known_defects") / "ops.json")
+    for known, status, told in ((defects, 0, "known defect cudnn-rnn-rule on"), ((), 1, "DIFFERS")):
+        monkeypatch.setattr(known_defects, "registered", lambda known=known: known)
+        assert policy.main(asked) == status
+        assert f"{told} {backend.id}: _cudnn_rnn: declared lower_precision_fp" in capsys.readouterr().out
 
 
 def test_policy_refuses_an_unknown_backend() -> None:
