@@ -210,6 +210,8 @@ push_dispatch_mode: Callable[[Any], None] = _private("_C._push_on_torch_dispatch
 pop_dispatch_mode: Callable[[Any], Any] = _private("_C._pop_torch_dispatch_stack", "to emulate a device")
 push_function_mode: Callable[[Any], None] = _private("_C._push_on_torch_function_stack", "to emulate a device")
 pop_function_mode: Callable[[], Any] = _private("_C._pop_torch_function_stack", "to emulate a device")
+function_modes: Callable[[], int] = _private("_C._len_torch_function_stack", "to emulate a device")
+"""How many function modes are on in this thread."""
 disabled_torch_function: Any = _private("_C._disabled_torch_function_impl", "to emulate a device")
 make_wrapper: Callable[..., Any] = _private("Tensor._make_wrapper_subclass", "to emulate a device")
 OpOverload: Any = _private("_ops.OpOverload", "to recognise ops")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import layers, numerics, shims, support
+from amp_checks.emulation import layers, numerics, recorded, shims, support
 from amp_checks.emulation.rules import (
     KERNELS_THAT_REACH_RULES,
     calls_no_rule,
@@ -186,6 +186,8 @@ class Engine(TorchDispatchMode):
             runner = self._run_custom
         elif name in KERNELS_THAT_REACH_RULES and name not in rules:
             runner = self._run_kernel_on_wrappers
+        elif base in recorded.REFUSED or base in recorded.RUN_WIDE:
+            runner = recorded.runner(name, self.device_type, self._run)
         elif (name in support.WIDENED and self.device_type != "cpu") or (
             self.numerics == "float32" and op in numerics.FLOAT32_OPS
         ):

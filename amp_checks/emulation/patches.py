@@ -88,7 +88,7 @@ def _handle_torch_function(original: Any, current: Current) -> Any:
     @functools.wraps(original)
     def replacement(function: Any, tensors: Any, /, *args: Any, **kwargs: Any) -> Any:
         region = current()
-        if region is None or function not in region.direct:
+        if region is None or function not in region.direct or not private.function_modes():
             return original(function, tensors, *args, **kwargs)
         mode = private.pop_function_mode()
         try:

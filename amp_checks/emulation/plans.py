@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from amp_checks import _torch_private as private
+from amp_checks.emulation.recorded import FUNCTIONS
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
 from amp_checks.emulation.shims import DEVICE_ONLY
 from amp_checks.emulation.support import DEVICE_HAS_HALF, WIDENED
@@ -120,7 +121,7 @@ def plan(func: Any, rules: frozenset[str]) -> Plan:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__") or func in _PASSED:
         return Plan.PASS
-    if name.partition(".")[0] in DEVICE_ONLY or f"aten::{name.partition('.')[0]}" in WIDENED:
+    if name.partition(".")[0] in DEVICE_ONLY | FUNCTIONS or f"aten::{name.partition('.')[0]}" in WIDENED:
         return Plan.ALWAYS
     if isinstance(func, private.OpOverload):
         return Plan.SKIP if func.namespace == "aten" and _op_is_harmless(func.name(), rules) else Plan.EMULATE

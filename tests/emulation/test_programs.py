@@ -7,7 +7,7 @@ import copy
 import gc
 import pickle
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -112,6 +112,26 @@ def test_functions_of_the_user_see_what_torch_would_show_them() -> None:
         with pytest.raises(TypeError):
             F.relu(x, True, 3)  # type: ignore[call-arg]
         assert (x @ torch.ones(2, 2)).dtype is torch.float16
+
+
+class Noted(Tensor):
+    """A tensor of the user's own kind, which is asked about each function."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_tensors_of_the_users_own_kind_are_asked() -> None:
+    own = torch.ones(2).as_subclass(Noted)
+    with region():
+        for _ in range(2):
+            Noted.seen.clear()
+            assert type(F.relu(own)) is Noted
+            assert F.relu in Noted.seen
 
 
 def test_ldexp_runs_where_a_device_has_a_kernel_of_its_own() -> None:
