@@ -36,20 +36,29 @@ def remedy(seen: Seen, backend: Backend) -> str:
     if seen.op.startswith("signal.windows."):
         return f"torch.{seen.op}(n, dtype=torch.float32)"
     if seen.meets is Meets.RULE and seen.lacks != "backward":
-        return f"none inside a region; outside: {_spelled(seen.op)}(x.float())"
-    return f'with torch.autocast("{backend.device_type}", enabled=False): y = {_spelled(seen.op)}(x.float())'
+        return f"none inside a region; outside: {_call(seen.op)}"
+    return f'with torch.autocast("{backend.device_type}", enabled=False): y = {_call(seen.op)}'
 
 
-def _spelled(op: str) -> str:
-    """How a user writes the op: its name in torch's database, without the variant, where torch has it."""
+_CALLS = {
+    "_upsample_bilinear2d_aa": 'torch.nn.functional.interpolate(x.float(), size, mode="bilinear", antialias=True)',
+    "lu": "x.float().lu()",
+}
+"""How a user calls an op whose name in torch's database is no function of torch's."""
+
+
+def _call(op: str) -> str:
+    """How a user calls the op: its name in torch's database, without the variant, where torch has it."""
+    if op in _CALLS:
+        return _CALLS[op]
     parts = op.split(".")
     for count in range(len(parts), 0, -1):
         found: Any = torch
         for part in parts[:count]:
             found = getattr(found, part, None)
         if callable(found):
-            return ".".join(["torch", *parts[:count]])
-    return op
+            return ".".join(["torch", *parts[:count]]) + "(x.float())"
+    return f"{op}(x.float())"
 
 
 def look(backend: Backend) -> Table:
@@ -103,7 +112,7 @@ def describe(backend: Backend, table: Table) -> list[str]:
     how = f"recorded under torch {found.torch}" if table.recorded else f"looked at now, torch {found.torch}"
     where = f"run on {found.machine}" if found.ran and not backend.emulated else "declared, nothing was run on a device"
     title = f"{backend.dtype} on {backend.id}: {found.looked_at} ops of torch's database; {how}; {where}"
-    head = f"{'op':<40}{'forward':<34}{'backward':<34}{'in a region':<21}remedy"
+    head = f"{'op':<40}{'forward':<38}{'backward':<38}{'in a region':<21}remedy"
     lines = [title, head, "-" * len(head)]
     left = dict(found.ops[backend.dtype])
     for told, belongs in _PARTS:
@@ -117,7 +126,7 @@ def describe(backend: Backend, table: Table) -> list[str]:
 def _line(seen: Seen, backend: Backend) -> str:
     forward = _told(seen.forward, declared=seen.declared_forward)
     backward = _told(seen.backward, declared=seen.declared_backward, run=seen.verified)
-    return f"{seen.op:<40}{forward:<34}{backward:<34}{seen.meets:<21}{remedy(seen, backend)}".rstrip()
+    return f"{seen.op:<40}{forward:<38}{backward:<38}{seen.meets:<21}{remedy(seen, backend)}".rstrip()
 
 
 def _told(outcome: Outcome | None, *, declared: bool | None, run: bool = False) -> str:

@@ -159,6 +159,7 @@ ROWS: tuple[Fp32OnlyCase, ...] = (
         op=lambda a, b: linalg.tensorsolve(a.reshape(8, 2, 4), b[:, 0]),
         inputs=REGULAR + RIGHT,
     ),
+    Fp32OnlyCase(declared="trace", op=torch.trace, inputs=REGULAR),
     Fp32OnlyCase(declared="linalg.vander", op=lambda x: linalg.vander(x, N=4), inputs=VECTOR),
     Fp32OnlyCase(declared="linalg.polar", op=_newer("polar"), inputs=REGULAR),
     Fp32OnlyCase(declared="linalg.matrix_sqrth", op=_newer("matrix_sqrth"), inputs=SPREAD),
