@@ -40,14 +40,13 @@ class Layer:
     Attributes:
         op: the overload of `LAYERS` that is called.
         sizes: batch sizes of a packed sequence, or None.
-        states, weights: how many tensors of each there are, after the input.
+        states: how many of its tensors are states, after the input; weights are the rest.
         settings: what follows the weights in the call.
     """
 
     op: Any
     sizes: Tensor | None
     states: int
-    weights: int
     settings: tuple[Any, ...]
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -80,7 +79,7 @@ def layer_of(op: Any, args: tuple[Any, ...]) -> tuple[Layer, list[Tensor]] | Non
     tensors = [given, *states, *weights]
     if not given.numel() or any(tensor.dtype not in _ELIGIBLE for tensor in tensors):
         return None
-    return Layer(op, sizes, len(states), len(weights), tuple(settings)), tensors
+    return Layer(op, sizes, len(states), tuple(settings)), tensors
 
 
 def with_sizes_on_the_host(op: Any, args: tuple[Any, ...], unwrap: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -123,6 +122,8 @@ def seen_as(layer: Layer, low: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 class _Layer(torch.autograd.Function):
+    """A layer whose backward runs it again: what it records in between is not kept."""
+
     @staticmethod
     def forward(ctx: Any, layer: Layer, *low: Tensor) -> tuple[Tensor, ...]:
         ctx.layer = layer
