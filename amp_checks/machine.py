@@ -31,6 +31,13 @@ def _built_with_cuda() -> bool:
     return torch.version.cuda is not None
 
 
+def _has_vector_kernels() -> bool:
+    """Whether torch runs the CPU's kernels that were written for its vector instructions."""
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+
+
 def _has_cpp_compiler() -> bool:
     """Whether torch.compile's inductor can make kernels for the CPU."""
     names = filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))
@@ -41,6 +48,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "": lambda: True,
     "built-with-cuda": _built_with_cuda,
     "has-a-cpp-compiler": _has_cpp_compiler,
+    "has-vector-kernels": _has_vector_kernels,
     "onednn-has-no-float16-lstm": functools.partial(_lacks_lstm, "float16"),
     "onednn-has-no-bfloat16-lstm": functools.partial(_lacks_lstm, "bfloat16"),
 }
