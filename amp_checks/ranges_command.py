@@ -22,6 +22,10 @@ from amp_checks.report import json_format
 from amp_checks.report import ranges as report
 
 SCHEMA = "amp_checks/ranges"
+MEANING = (
+    "below, above: what the next magnitude gives: inf or NaN; underflows, inaccurate: finite and wrong; float32 too: FP32 "
+    "fails as well"
+)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -42,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     bound = f"{ranges.BOUND.value:g} {ranges.BOUND.unit}"
     head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}"]
+    head.append(MEANING)
     emulated = [EMULATION[0]] if any(backend.emulated for backend in chosen) else []
     sys.stdout.write("\n".join([*head, *emulated, *report.described(lines), *without]) + "\n")
     if args.json:
