@@ -23,8 +23,8 @@ from amp_checks.report import ranges as report
 
 SCHEMA = "amp_checks/ranges"
 MEANING = (
-    "below, above: what the next magnitude gives: inf or NaN; underflows, inaccurate: finite and wrong; float32 too: FP32 "
-    "fails as well"
+    "below, above: what the next magnitude gives: inf or NaN; underflows, inaccurate: finite and wrong; "
+    "float32 too: FP32 fails as well"
 )
 
 
