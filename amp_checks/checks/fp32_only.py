@@ -29,9 +29,9 @@ from amp_checks.numerics import Threshold, dtype_name, error_ratio, randn, same_
 from amp_checks.support import Meets
 
 ACCURACY = Threshold(
-    value=100.0,
+    value=300.0,
     unit="eps(float32) * max|float64 reference|",
-    healthy="up to 21 over all rows and default backends (gradient of svdvals), torch 2.13.0 on a CPU",
+    healthy="up to 69 over all rows and default backends (gradient of svd_lowrank), torch 2.13.0 and 2.15.0 on a CPU",
     weakest_mutant="a float32 kernel that keeps as many bits as TF32: 2795 on linalg.inv",
     measured="amp-checks run --family fp32-only; the mutant fp32-kernel-keeps-eleven-bits",
 )

@@ -5,6 +5,7 @@ Each is called with the tensors that a region made, inside that region.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -65,12 +66,22 @@ def _real_or_complex(tensor: torch.Tensor) -> bool:
 
 def checkpointed(backend: Backend, op: Op, *tensors: torch.Tensor) -> Any:
     """The remedy inside a checkpointed part: it is run again in backward, outside the region."""
-    return checkpoint(lambda *given: disabled_region(backend, op, *given), *tensors, use_reentrant=False)
+    return _checkpoint(backend, op, tensors, use_reentrant=False)
 
 
 def checkpointed_reentrant(backend: Backend, op: Op, *tensors: torch.Tensor) -> Any:
     """The same with the older implementation, whose first pass is run without gradients."""
-    return checkpoint(lambda *given: disabled_region(backend, op, *given), *tensors, use_reentrant=True)
+    return _checkpoint(backend, op, tensors, use_reentrant=True)
+
+
+def _checkpoint(backend: Backend, op: Op, tensors: tuple[torch.Tensor, ...], *, use_reentrant: bool) -> Any:
+    try:
+        return checkpoint(lambda *given: disabled_region(backend, op, *given), *tensors, use_reentrant=use_reentrant)
+    except Exception as error:
+        # A checkpoint whose function raised leaves its hooks on until the frames of the traceback are gone: they would
+        # take hold of what the next item saves for backward.
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def compiled(backend: Backend, op: Op, *tensors: torch.Tensor) -> Any:
