@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 
 from amp_checks import _torch_private as private
 from amp_checks.audit.trace import Kind
-from amp_checks.emulation import numerics, shims
+from amp_checks.emulation import layers, numerics, shims
 
 if TYPE_CHECKING:
     from amp_checks.audit.watch import Watch
@@ -213,6 +213,7 @@ def _watch_emulation(replaced: _Replaced, watch: Watch) -> None:
         return replacement
 
     replaced.method(numerics, "run", inside)
+    replaced.method(layers, "run", inside)
     for op in tuple(shims.SHIMS):
         replaced.item(shims.SHIMS, op, inside)
 
