@@ -28,7 +28,7 @@ class Line:
     Attributes:
         op, backend, direction, policy: names.
         low, high: the smallest and the largest; None where none is safe.
-        below, above: what lies just outside; `END` where nothing does.
+        below, above: what lies just outside; `END` where nothing does; empty where nothing was claimed of it.
         why: the stated reason of the limits; empty where nothing is stated.
     """
 
@@ -65,9 +65,8 @@ class Line:
         if self.low is None:
             told = self.above
         else:
-            told = "; ".join(
-                f"{where}: {what}" for where, what in (("below", self.below), ("above", self.above)) if what != END
-            )
+            ends = (("below", self.below), ("above", self.above))
+            told = "; ".join(f"{where}: {what}" for where, what in ends if what not in ("", END))
         return f"{told} ({self.why})" if told and self.why else told or "the whole span"
 
 

@@ -70,10 +70,14 @@ def ranges(lines: Sequence[Line], *, name: str) -> str:
 
 
 def drawn(results: Iterable[Result]) -> list[tuple[str, str, list[Line]]]:
-    """Backend, drawing and lines, for each backend of which the results hold ranges."""
+    """Backend, drawing and lines, for each backend of which the results hold ranges.
+
+    The drawing is empty for a backend whose id does not end with its dtype: a user's own may be called anything.
+    """
     found = by_backend(from_results(results))
     return [
-        (backend, ranges(lines, name=f"safe-{number}"), lines) for number, (backend, lines) in enumerate(found.items())
+        (backend, ranges(lines, name=f"safe-{number}") if lines[0].dtype in SPANS else "", lines)
+        for number, (backend, lines) in enumerate(found.items())
     ]
 
 

@@ -87,6 +87,15 @@ def test_a_result_without_ranges_gives_no_line() -> None:
     assert report.described([]) == []
 
 
+def test_a_backend_called_anything_has_its_table() -> None:
+    for name in ("jinja2", "matplotlib"):
+        pytest.importorskip(name, reason="the optional extra `report` is not installed")
+
+    page = FORMATS["html"].render(document([_result("range-exp", "mine", NOWHERE)]))
+
+    assert 'aria-label="Safe input magnitudes on mine"' in page
+
+
 def test_the_drawing_tells_directions_and_ends_apart_by_shape() -> None:
     pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
     from amp_checks.report import ranges_plot
