@@ -78,8 +78,8 @@ def _checkpoint(backend: Backend, op: Op, tensors: tuple[torch.Tensor, ...], *, 
     try:
         return checkpoint(lambda *given: disabled_region(backend, op, *given), *tensors, use_reentrant=use_reentrant)
     except Exception as error:
-        # A checkpoint whose function raised leaves its hooks on until the frames of the traceback are gone: they would
-        # take hold of what the next item saves for backward.
+        # In torch 2.11 a checkpoint whose function raised leaves its hooks on until the frames of the traceback are
+        # gone: they would take hold of what the next item saves for backward.
         traceback.clear_frames(error.__traceback__)
         raise
 
