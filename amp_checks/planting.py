@@ -133,6 +133,7 @@ class Tally:
         by_list: caught by a registration list alone; counted apart.
         survived: caught by nothing and not listed as equivalent; each fails the self-test.
         equivalent: caught by nothing, with the recorded reason why nothing can.
+        entry_alone: of those caught by running, the ones that no check shows but that of the op's own entry.
         seconds: wall time.
     """
 
@@ -142,4 +143,5 @@ class Tally:
     by_list: int = 0
     survived: tuple[str, ...] = ()
     equivalent: tuple[tuple[str, str], ...] = ()
+    entry_alone: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -112,6 +112,11 @@ def _table(tallies: Sequence[tuple[str, Tally]]) -> list[str]:
             f"{family:<13}{t.kind:<{width}}{t.total:>9}{t.by_running:>9}{t.by_list:>6}{len(t.equivalent):>12}"
             f"{len(t.survived):>10}"
         )
+    told += [
+        f"at the op's own entry alone, {tally.kind}: {', '.join(tally.entry_alone)}"
+        for _, tally in tallies
+        if tally.entry_alone
+    ]
     told += [f"SURVIVED {family}: {name}" for family, tally in tallies for name in tally.survived]
     return told
 

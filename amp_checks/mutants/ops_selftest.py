@@ -92,6 +92,7 @@ def break_every_rule(progress: Progress, backends: tuple[Backend, ...] | None = 
                 by_running=count.by_running,
                 by_list=len(count.by_list),
                 survived=tuple(count.survived),
+                entry_alone=tuple(count.entry_alone),
                 seconds=count.seconds,
             )
             where = f"{kind} on {backend.id}, {rule}"

@@ -142,6 +142,9 @@ def test_removing_any_rule_of_the_cpu_is_caught_by_running_the_op() -> None:
     runnable = [name for name, row in table.OVERLOADS.items() if name in policy.declared("cpu") and not row.call]
     assert sum(tally.by_running for tally in removed) >= len(runnable)
     assert [name for tally in tallies for name in tally.survived] == []
+    alone = {name for tally in removed for name in tally.entry_alone}
+    assert {"linear", "linalg_inv", "stft", "svd"} <= alone
+    assert not {"mm", "exp", "addmm"} & alone
 
 
 def test_a_rule_added_to_torch_is_named() -> None:
