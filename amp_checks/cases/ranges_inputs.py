@@ -145,7 +145,6 @@ class RangeCase:
         at_zero: what all-zero scaled inputs give where FP32 gives something finite: empty for finite, else the reason
             why they do not, by the same keys.
         exact: what gives the float64 reference, where that must not be the op's own code; else the op.
-        bound: of the error, in the unit of `amp_checks.ranges.BOUND`; None: that one.
         devices: device types whose ranges were measured.
     """
 
@@ -157,7 +156,6 @@ class RangeCase:
     limits: Mapping[str, Limits] = dataclasses.field(default_factory=dict)
     at_zero: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exact: Callable[..., Any] | None = None
-    bound: float | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     full: bool = True
     family: str = "fp32-only"

@@ -83,8 +83,12 @@ def check_safe_range(case: RangeCase, backend: Backend) -> Iterator[Finding]:
             found.amp,
             claimed.range,
             why=f"{case.policy(backend.device_type)}; {claimed.why}",
-            wider_is_fine=not backend.emulated and backend.device_type != "cpu",
+            wider_is_fine=_wider_is_fine(backend),
         )
+
+
+def _wider_is_fine(backend: Backend) -> bool:
+    return not backend.emulated and backend.device_type != "cpu"
 
 
 def edges(
@@ -125,33 +129,39 @@ def _alike(stated: str, found: str, distance: float) -> str:
 
 
 def check_finite_inside(case: RangeCase, backend: Backend) -> Iterator[Finding]:
-    """With other inputs, at magnitudes all over the claimed range, AMP is finite where FP32 is."""
+    """With other inputs, at magnitudes all over the claimed range, AMP is finite where FP32 is.
+
+    A row that is said to be safe nowhere must not be safe at any of them.
+    """
     probe = ranges.Probe(case, backend, seed="other")
-    lost: dict[str, list[str]] = {}
+    wrong: dict[str, list[str]] = {}
     for magnitude in ranges.grid(backend.dtype)[:-1:2]:
         for direction, (amp, ideal) in probe.at(magnitude).items():
-            limits = case.stated(backend, direction)
-            bad = lost.setdefault(direction, [])
-            if ideal == SAFE and _within(magnitude, limits) and amp in NOT_FINITE:
-                bad.append(f"{magnitude:.3g} {amp}")
-    for direction, bad in lost.items():
+            found = wrong.setdefault(direction, [])
+            if _breaks(case.stated(backend, direction), magnitude, amp, ideal):
+                found.append(f"{magnitude:.3g} {amp}")
+    for direction, found in wrong.items():
+        limits = case.stated(backend, direction)
+        never = limits is not None and bool(limits.nowhere)
+        expected = "safe nowhere" if never else "finite"
+        claimed = not (never and _wider_is_fine(backend))
         yield exact(
-            f"{direction}: finite where FP32 is, within the safe range",
-            actual=", ".join(bad) or "finite",
-            expected="finite",
+            f"{direction}: {expected if never else 'finite where FP32 is, within the safe range'}",
+            actual=", ".join(found) or expected if claimed else expected,
+            expected=expected,
             why=f"{case.policy(backend.device_type)}; other inputs than those that the range was measured with",
         )
 
 
-def _within(magnitude: float, limits: Limits | None) -> bool:
-    """Whether a magnitude is within stated limits, half of them away from their ends."""
+def _breaks(limits: Limits | None, magnitude: float, amp: str, ideal: str) -> bool:
+    """Whether what AMP gives at a magnitude breaks what the row claims: within its limits, a factor of two away."""
     if limits is None:
-        return True
+        return ideal == SAFE and amp in NOT_FINITE
     if limits.nowhere:
-        return False
+        return amp == SAFE
     low = limits.low.at * 2 if limits.low else 0.0
     high = limits.high.at / 2 if limits.high else math.inf
-    return low <= magnitude <= high
+    return low <= magnitude <= high and ideal == SAFE and amp in NOT_FINITE
 
 
 def check_zero_inputs(case: RangeCase, backend: Backend) -> Iterator[Finding]:

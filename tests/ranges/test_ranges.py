@@ -24,6 +24,7 @@ from amp_checks.cases.ranges_inputs import (
     SAFE,
     UNDERFLOWS,
     Input,
+    nowhere,
     of_table,
     up_to,
 )
@@ -97,7 +98,7 @@ def test_the_grid_reaches_from_the_smallest_number_to_the_largest() -> None:
 def _judge(amp: Sequence[float], reference: Sequence[float], alone: Sequence[float] | None = None) -> str:
     given, exact = (torch.tensor([values], dtype=torch.float64) for values in (amp, reference))
     single = exact.float() if alone is None else torch.tensor([alone])
-    return ranges.judge([given], [given], reference=[exact], alone=[single], low=torch.float16, bound=4.0)[0]
+    return ranges.judge([given], [given], reference=[exact], alone=[single], low=torch.float16)[0]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,15 @@ def test_a_wider_range_is_no_fault_where_the_kernels_were_not_measured() -> None
     assert not passes(1e-5, 1e4, wider_is_fine=False)
     assert not passes(1e-3, 1.0, wider_is_fine=True)
     assert not passes(1.0, 1e4, wider_is_fine=True)
+
+
+def test_a_row_said_to_be_safe_nowhere_must_not_be() -> None:
+    fine = row("fine", torch.relu)
+    object.__setattr__(fine, "limits", {"float16 forward": nowhere(NAN, "so it says")})
+    result = core.measure(checks.check_finite_inside, fine, CPU)
+
+    assert [finding.subject for finding in result.failures] == ["forward: safe nowhere"]
+    assert "5.96e-08 safe" in str(result.failures[0].actual)
 
 
 def test_zero_inputs_that_lose_their_eps_are_seen_and_a_reason_must_hold() -> None:
