@@ -115,7 +115,7 @@ def document(lines: Sequence[report.Line], without: Sequence[str]) -> dict[str, 
             {
                 **{name: getattr(line, name) for name in ("op", "backend", "direction", "policy")},
                 **{
-                    name: None if value is None else float(f"{value:.4g}")
+                    name: None if value is None else float(f"{value:.5g}")
                     for name, value in (("low", line.low), ("high", line.high))
                 },
                 **{name: getattr(line, name) for name in ("below", "above", "why")},

@@ -28,7 +28,7 @@ def main() -> None:
     lines, without = ranges_command.measured(CASES, [backends.backend(name) for name in BACKENDS])
     told: dict[tuple[str, str], dict[str, list[object]]] = {}
     for line in lines:
-        ends = [None if end is None else float(f"{end:.3g}") for end in (line.low, line.high)]
+        ends = [None if end is None else float(f"{end:.5g}") for end in (line.low, line.high)]
         told.setdefault((line.op, line.backend), {})[line.direction] = [*ends, line.below, line.above]
     head = {
         "torch": torch.__version__,
