@@ -33,6 +33,8 @@ def remedy(seen: Seen, backend: Backend) -> str:
     outcomes = [outcome for outcome in (seen.forward, seen.backward) if outcome is not None]
     if not seen.lacks and all(outcome.kind is not Kind.WRONG for outcome in outcomes):
         return ""
+    if seen.op == "broadcast_shapes":
+        return ""  # it takes shapes, and has no dtype
     if seen.op.startswith("signal.windows."):
         return f"torch.{seen.op}(n, dtype=torch.float32)"
     if seen.meets is Meets.RULE and seen.lacks != "backward":
