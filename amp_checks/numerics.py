@@ -122,6 +122,12 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest number above zero, subnormal: 2**-24 in float16."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float16`` for ``torch.float16``."""
     return str(dtype).removeprefix("torch.")

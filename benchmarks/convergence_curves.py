@@ -45,7 +45,7 @@ def flushed(case: ConvergenceCase, backend: Backend, full: Trajectory, *, scaled
     precision = loop.amp(backend, scaled=scaled, scaler=dict(case.task.scaler))
     with backend.activate():
         run = loop.train(case.task, precision=precision, device=backend.device_type, seed=0)
-    return survival(run.left_behind, full.left_behind).flushed
+    return survival(run.left_behind, full.left_behind, low=backend.low_dtype).flushed
 
 
 def main() -> None:

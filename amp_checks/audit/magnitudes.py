@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import torch
 
+from amp_checks.numerics import smallest
+
 _ALL_BUT_SIGN = 0x7FFF
 
 
@@ -74,12 +76,6 @@ class Magnitudes:
     @property
     def _smallest(self) -> str:
         return f"{smallest(self.dtype):.0e}".replace("e-0", "e-")
-
-
-def smallest(dtype: torch.dtype) -> float:
-    """The smallest number above zero: 2**-24 in float16."""
-    info = torch.finfo(dtype)
-    return info.smallest_normal * info.eps
 
 
 def on_device(values: torch.Tensor) -> torch.Tensor:

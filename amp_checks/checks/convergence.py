@@ -17,7 +17,7 @@ import torch
 
 from amp_checks.cases.convergence import ConvergenceCase
 from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
-from amp_checks.numerics import Threshold, dtype_name
+from amp_checks.numerics import Threshold, dtype_name, smallest
 from amp_checks.reference import loop, parity
 from amp_checks.reference.loop import Gradients, Task, Trajectory
 from amp_checks.reference.memory import bytes_for_backward
@@ -195,7 +195,7 @@ SURVIVAL = Threshold(
 def check_gradients_survive(case: ConvergenceCase, backend: Backend) -> Iterator[Finding]:
     """Few gradients underflow to zero in the first backward pass; few overflow, unless the row may skip steps."""
     mixed, full = _amp(case.task, backend, case.first_seed), _fp32(case.task, backend, case.first_seed)
-    lost = survival(mixed.left_behind, full.left_behind)
+    lost = survival(mixed.left_behind, full.left_behind, low=backend.low_dtype)
     yield bounded(
         "share of gradients flushed to zero at the first step",
         ratio=lost.flushed,
@@ -219,11 +219,11 @@ class Survival:
     saturated: float
 
 
-UNDERFLOWS_BELOW = 2.0**-10
-"""A float16 gradient that is a sum of up to 2**14 terms, each below the smallest number 2**-24, is below this."""
+TERMS = 2**14
+"""A gradient is the sum of up to so many terms, each of which may have underflowed by itself."""
 
 
-def survival(mixed: Gradients, full: Gradients) -> Survival:
+def survival(mixed: Gradients, full: Gradients, *, low: torch.dtype) -> Survival:
     """Compare gradients as backward left them, scaled or not; the scale is read off the two.
 
     A zero counts only where the gradient is small enough to have underflowed: a unit whose input is rounded across the
@@ -234,7 +234,7 @@ def survival(mixed: Gradients, full: Gradients) -> Survival:
     fine = torch.isfinite(expected) & (expected != 0)
     there = fine & torch.isfinite(got) & (got != 0)
     scale = (got[there] / expected[there]).median().abs() if there.any() else torch.tensor(1.0)
-    small = expected.abs() * scale < UNDERFLOWS_BELOW
+    small = expected.abs() * scale < TERMS * smallest(low)
     return Survival(
         flushed=((got == 0) & fine & small).sum().item() / max(1, int(fine.sum())),
         saturated=(~torch.isfinite(got) & fine).sum().item() / max(1, int(fine.sum())),

@@ -49,7 +49,7 @@ def test_survival_counts_what_was_there_in_fp32_only() -> None:
     mixed = {"w": torch.tensor([0.0, 0.0, 2.0, torch.nan, 0.0])}
 
     # Three of FP32's five are finite and not zero: one is lost, one has become NaN.
-    assert checks.survival(mixed, full) == checks.Survival(flushed=1 / 3, saturated=1 / 3)
+    assert checks.survival(mixed, full, low=torch.float16) == checks.Survival(flushed=1 / 3, saturated=1 / 3)
 
 
 def test_a_zero_that_no_underflow_explains_is_not_flushed() -> None:
@@ -57,8 +57,9 @@ def test_a_zero_that_no_underflow_explains_is_not_flushed() -> None:
     mixed = {"w": torch.tensor([0.0, 0.0, 2.0, 1e-3])}
 
     # At the scale of 1000 that the others show, 1e-3 is 1.0: its unit is off. 1e-9 is 1e-6: it underflowed.
-    assert checks.survival(mixed, full) == checks.Survival(flushed=1 / 4, saturated=0.0)
-    assert checks.survival({"w": torch.zeros(4)}, full).flushed == 2 / 4
+    assert checks.survival(mixed, full, low=torch.float16) == checks.Survival(flushed=1 / 4, saturated=0.0)
+    assert checks.survival(mixed, full, low=torch.bfloat16).flushed == 0.0
+    assert checks.survival({"w": torch.zeros(4)}, full, low=torch.float16).flushed == 2 / 4
 
 
 def test_a_user_adds_a_task_as_a_function_and_a_row() -> None:
