@@ -141,6 +141,6 @@ def standalone(svg: str) -> str:
     """A drawing with the colours of the HTML page in itself, light and dark, for a file of its own."""
     style = (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
     colours = re.search(r":root \{.*?\n\}\n@media \(prefers-color-scheme: dark\) \{.*?\n\}\n", style, re.DOTALL)
-    rules = (colours[0] if colours else "") + "svg { background: var(--page); }\n"
+    rules = (colours[0] if colours else "") + "svg { background: var(--page); width: 42rem; height: auto; }\n"
     opening = svg.index(">") + 1
     return f"{svg[:opening]}<style>\n{rules}</style>{svg[opening:]}"

@@ -61,6 +61,7 @@ def ranges(lines: Sequence[Line], *, name: str) -> str:
         axes.set_xlim(low / 10 ** (decades / 40), high * 10 ** (decades / 40))
         axes.set_ylim(len(ops) - 0.4, -0.6)
         axes.set_yticks([])
+        axes.tick_params(axis="x", labeltop=True, length=0)  # the bottom is far away
         axes.spines["left"].set_visible(False)
         axes.set_xlabel(f"magnitude of the input, {lines[0].dtype}")
         axes.grid(visible=True, axis="x")
