@@ -35,6 +35,9 @@ CALLS: dict[str, str] = {
 }
 """Ops without a lowered rule of their own, and the op with one that their kernel or Python code calls."""
 
+CPU_CALLS = {"linalg.polar": "matmul"}
+"""The same of kernels that the CPU has for itself (docs/decisions/0020); what a device's own calls is not known."""
+
 PYTHON = ("svd_lowrank", "pca_lowrank")
 """Python functions: they have no rule of their own, whatever is listed under their name."""
 
@@ -59,23 +62,23 @@ def policy_of(names: set[str], rules: dict[str, CastPolicy]) -> CastPolicy:
     return found[0] if found else CastPolicy.UNLISTED
 
 
-def float_in_enabled_region(row: Fp32OnlyCase, rules: dict[str, CastPolicy]) -> str:
+def float_in_enabled_region(row: Fp32OnlyCase, device: str, rules: dict[str, CastPolicy]) -> str:
     own = CastPolicy.UNLISTED if row.declared in PYTHON else policy_of(names_of(row), rules)
     if own is CastPolicy.LOWER_PRECISION_FP:
         return "fails: autocast lowers it again"
     if own is not CastPolicy.UNLISTED:
         return f"indifferent: its own rule is {own}"
-    called = CALLS.get(row.declared)
+    called = {**CALLS, **(CPU_CALLS if device == "cpu" else {})}.get(row.declared)
     if called is not None and policy_of({called}, rules) is CastPolicy.LOWER_PRECISION_FP:
         return f"fails: it calls {called}, which autocast lowers"
     return "indifferent: it has no rule, and calls nothing that autocast lowers"
 
 
-def verdicts(row: Fp32OnlyCase, rules: dict[str, CastPolicy]) -> dict[str, str]:
+def verdicts(row: Fp32OnlyCase, device: str, rules: dict[str, CastPolicy]) -> dict[str, str]:
     has = "gives the low dtype" if row.supported else "raises"
     counts = COUNTS.get(row.declared)
     return {
-        "float in the enabled region": float_in_enabled_region(row, rules),
+        "float in the enabled region": float_in_enabled_region(row, device, rules),
         "disabled region without the cast": f"fails: it {has}",
         "result cast instead of the input": f"fails: it {'has rounded' if row.supported else 'raises'}",
         "low dtype on the way in": f"indifferent: {counts}" if counts else "fails: the input has lost its last bits",
@@ -92,7 +95,7 @@ def matrix() -> dict[str, object]:
             rules = dict(table.of(device, cuda_build=True))
             lacking = {name for ops in record.ops.values() for name, seen in ops.items() if seen.lacks}
             devices[device] = {
-                row.id: verdicts(row, rules)
+                row.id: verdicts(row, device, rules)
                 for row in FORCED
                 if not row.compiled and (row.supported or row.declared in lacking)
             }
