@@ -90,7 +90,10 @@ class Probe:
     def __init__(self, case: RangeCase, backend: Backend, *, seed: str = "") -> None:
         self.case = case
         self.backend = backend
-        self.patterns = [given.values(f"{case.name} {place} {seed}") for place, given in enumerate(case.inputs)]
+        # Limits are stated of one pattern, which stays; other ones are drawn anew.
+        self.patterns = [
+            given.values(f"{case.name} {place} {seed}", salted=bool(seed)) for place, given in enumerate(case.inputs)
+        ]
         self.seed = seed
         self._known: dict[float, Verdicts] = {}
 
@@ -184,7 +187,7 @@ def _weight(shape: torch.Size, number: int) -> torch.Tensor:
     """What the gradient of an output is: fixed numbers up to 1, exact in every dtype, the first of them 1."""
     if not shape.numel():
         return torch.zeros(shape)
-    return led_by_one(randn(*shape, seed=f"range weights {number}").double()).bfloat16().float()
+    return led_by_one(randn(*shape, seed=f"range weights {number}", salted=False).double()).bfloat16().float()
 
 
 def _floating(given: Any) -> list[torch.Tensor]:

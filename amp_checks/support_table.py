@@ -69,6 +69,8 @@ def look(backend: Backend) -> Table:
         support.record_for(torch.__version__, backend.device_type)
     if importlib.util.find_spec("expecttest") is None:
         return Table(found=support.record_for(torch.__version__, backend.device_type), recorded=True)
+    if not backend.emulated:
+        sys.stderr.write(f"amp-checks: running torch's op database on {backend.device_type}: some minutes\n")
     return Table(found=support.run_here(backend.device_type, declared=backend.emulated), recorded=False)
 
 

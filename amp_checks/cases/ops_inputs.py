@@ -156,11 +156,11 @@ def map_leaves(function: Callable[[Any], Any], structure: Any, kind: type) -> An
     return structure
 
 
-def draw(spec: T, *, seed: str) -> torch.Tensor:
-    """The values of ``spec`` on the CPU, float32 (or exact integers)."""
+def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
+    """The values of ``spec`` on the CPU, float32 (or exact integers); ``salted`` as of `numerics.seed_of`."""
     if spec.draw is Values.INTEGERS:
         return torch.tensor(spec.values, dtype=torch.float64).reshape(spec.shape)
-    normal = numerics.randn(*(spec.shape or (1,)), seed=seed).reshape(spec.shape)
+    normal = numerics.randn(*(spec.shape or (1,)), seed=seed, salted=salted).reshape(spec.shape)
     uniform = 0.5 + 0.5 * torch.erf(normal / 2**0.5)
     ways: dict[Values, Callable[[], torch.Tensor]] = {
         Values.NORMAL: lambda: normal,

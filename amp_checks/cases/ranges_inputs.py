@@ -42,8 +42,11 @@ class Input:
     scaled: bool = True
     grad: bool = True
 
-    def values(self, seed: str) -> torch.Tensor:
-        """The pattern in float64; where it is scaled, its first element is 1 and none is larger in magnitude."""
+    def values(self, seed: str, *, salted: bool) -> torch.Tensor:
+        """The pattern in float64; where it is scaled, its first element is 1 and none is larger in magnitude.
+
+        ``salted``: as of `amp_checks.numerics.seed_of`; False for the pattern that a row's limits hold for.
+        """
         count = torch.Size(self.shape).numel()
         match self.pattern:
             case "equal":
@@ -52,12 +55,12 @@ class Input:
                 signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
                 return signs.repeat(count // 2 + 1)[:count].reshape(self.shape)
             case "spread":
-                found = draw(T(self.shape, Values.SIGNED_UNIT), seed=seed).double()
+                found = draw(T(self.shape, Values.SIGNED_UNIT), seed=seed, salted=salted).double()
             case "positive":
-                found = 0.5 + draw(T(self.shape, Values.UNIT), seed=seed).double() / 2
+                found = 0.5 + draw(T(self.shape, Values.UNIT), seed=seed, salted=salted).double() / 2
             case other:
                 kind = Values(other)
-                found = draw(T(self.shape, kind), seed=seed).double()
+                found = draw(T(self.shape, kind), seed=seed, salted=salted).double()
                 if not self.scaled:
                     return found
                 if kind in STRUCTURED:
