@@ -55,7 +55,9 @@ def test_every_check_has_a_mutant_that_it_kills(family: str) -> None:
     assert checks - killed == set()
 
 
-SHARED: dict[str, str] = {}
+SHARED: dict[str, str] = {
+    "check_forced_fp32_gradient": "check_forced_fp32_in_other_ways differentiates the same remedy, written otherwise",
+}
 """Checks without a mutant that they alone kill, each with the reason why there is none."""
 
 

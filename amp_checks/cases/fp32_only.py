@@ -69,6 +69,7 @@ FORCED: tuple[Fp32OnlyCase, ...] = (
 CASES: tuple[Fp32OnlyCase | ValueCase | RecordCase | RangeCase, ...] = (
     RecordCase(id="record"),
     RecordCase(id="record-run-again", full=True),
+    RecordCase(id="record-of-three-run-again", ops=("linalg.inv", "cdist", "mm"), full=True),
     *FORCED,
     *fp32_only_values.ROWS,
     *ranges.CASES,

@@ -83,9 +83,13 @@ RIGHT = (Input(shape=(8, 3)),)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCase:
-    """The record of low-precision support itself, against the tables (and, with ``full``, against the device)."""
+    """The record of low-precision support itself, against the tables (and, with ``full``, against the device).
+
+    ``ops``: names of those that are run again; all of torch's database where there is none.
+    """
 
     id: str
+    ops: tuple[str, ...] = ()
     full: bool = False
     family: str = "fp32-only"
 

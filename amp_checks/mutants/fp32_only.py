@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from amp_checks import support
 from amp_checks.checks import fp32_only as checks
-from amp_checks.checks import fp32_only_remedies
+from amp_checks.checks import fp32_only_record, fp32_only_remedies
 from amp_checks.core import Backend
 from amp_checks.mutants import fp32_only_faults as faults
 from amp_checks.mutants import fp32_only_remedies as remedies
@@ -54,6 +54,15 @@ def _unrecorded(backend: Backend) -> Iterator[Backend]:
     lost = {dtype: {name: seen for name, seen in ops.items() if name != CASE} for dtype, ops in found.ops.items()}
     everything = {found.torch: {backend.device_type: dataclasses.replace(found, ops=lost)}}
     with mock.patch.object(support, "recorded", return_value=everything):
+        yield backend
+
+
+@contextmanager
+def _lack_is_gone(backend: Backend) -> Iterator[Backend]:
+    """Run again, an op that is recorded to lack 16 bits has them."""
+    found = support.record_for(torch.__version__, backend.device_type)
+    now = {dtype: {name: seen for name, seen in ops.items() if name != CASE} for dtype, ops in found.ops.items()}
+    with mock.patch.object(fp32_only_record, "run_again", return_value=dataclasses.replace(found, ops=now)):
         yield backend
 
 
@@ -275,6 +284,34 @@ MUTANTS: tuple[Mutant, ...] = (
         plant=_unrecorded,
         case="record",
         killed_by=("check_every_row_is_unsupported_somewhere",),
+    ),
+    Mutant(
+        id="recorded-lack-is-gone",
+        family="fp32-only",
+        fault="an op that is recorded to lack 16 bits runs in them now",
+        plant=_lack_is_gone,
+        case="record-of-three-run-again",
+        killed_by=("check_record_holds",),
+        applies=_cpu,
+        full=True,
+    ),
+    Mutant(
+        id="value-off-in-a-region",
+        family="fp32-only",
+        fault="interpolate gives values 5 % too large inside a region",
+        plant=faults.everywhere(functional.interpolate, faults.five_percent_off(in_region=True)),
+        case="value.interpolate.bilinear.2d",
+        killed_by=("check_value_in_region",),
+        applies=_cpu,
+    ),
+    Mutant(
+        id="value-off-outside-of-regions",
+        family="fp32-only",
+        fault="interpolate gives 16-bit values 5 % too large outside of regions",
+        plant=faults.everywhere(functional.interpolate, faults.five_percent_off(in_region=False)),
+        case="value.interpolate.bilinear.2d",
+        killed_by=("check_low_precision_value",),
+        applies=_cpu,
     ),
     Mutant(
         id="low-precision-kernel-keeps-eight-bits",

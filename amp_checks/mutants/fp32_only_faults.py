@@ -152,6 +152,16 @@ def through_bfloat16(function: Call, args: Any, kwargs: Any) -> Any:
     return map_tensors(lambda x: x.to(low[0]), function(*short_args, **short_kwargs))
 
 
+def five_percent_off(*, in_region: bool) -> Callable[[Call, Any, Any], Any]:
+    """A 16-bit call gives too much: inside a region, or outside of all."""
+
+    def off(function: Call, args: Any, kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        return out * 1.05 if out.dtype in LOW and torch.is_autocast_enabled("cpu") is in_region else out
+
+    return off
+
+
 def one_foreign_value(function: Call, args: Any, kwargs: Any) -> Any:
     """The last value of the result is none that was asked for."""
     out = function(*args, **kwargs)

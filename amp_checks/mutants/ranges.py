@@ -112,6 +112,17 @@ def _with_hole(x: torch.Tensor) -> torch.Tensor:
     return torch.where((x.abs() > 200) & (x.abs() < 300), torch.full_like(found, torch.nan), found)
 
 
+def _nan_of_negative_sums(x: torch.Tensor) -> torch.Tensor:
+    """The pattern that gelu's range is measured with has a positive sum; the other one has not."""
+    found = functional.gelu(x)
+    return torch.where(x.float().sum() < 0, torch.full_like(found, torch.nan), found)
+
+
+def _nan_of_zeros(x: torch.Tensor, shape: torch.Size, *, eps: float, **_: None) -> torch.Tensor:
+    found = functional.layer_norm(x, shape, eps=eps)
+    return torch.where((x == 0).all(), torch.full_like(found, torch.nan), found)
+
+
 def _row_is_nan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
     found: torch.Tensor = scores.softmax(-1).to(v.dtype) @ v
@@ -206,6 +217,25 @@ MUTANTS: tuple[Mutant, ...] = (
         plant=_faulty(functional.gelu, _with_hole),
         case="range-gelu",
         killed_by=(_SAFE, _INSIDE),
+        applies=_float16,
+    ),
+    Mutant(
+        id="some-inputs-give-nan",
+        family="fp32-only",
+        fault="gelu gives NaN for inputs whose sum is negative",
+        plant=_faulty(functional.gelu, _nan_of_negative_sums),
+        case="range-gelu",
+        killed_by=(_INSIDE,),
+        applies=_float16,
+        full=True,  # which inputs have such a sum depends on the seed of the run
+    ),
+    Mutant(
+        id="zeros-give-nan",
+        family="fp32-only",
+        fault="layer norm of zeros is 0 / 0",
+        plant=_faulty(functional.layer_norm, _nan_of_zeros),
+        case="range-layer_norm-eps-1e-12",
+        killed_by=(_ZERO,),
         applies=_float16,
     ),
     Mutant(
