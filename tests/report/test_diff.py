@@ -7,12 +7,14 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from documents import ENVIRONMENT, RESULTS, RIGHT, WRONG, document, error, result
 
+from amp_checks import cli
 from amp_checks.core import Result, Status, SuiteError, UsageError, exact
-from amp_checks.report import diff, json_format
+from amp_checks.report import diff, json_format, recorded
 
 
 def compare(old: list[Result], new: list[Result], **options: Any) -> diff.Difference:
@@ -223,3 +225,38 @@ def test_a_document_with_a_part_missing_is_refused_by_name(files: Any, name: str
     broken = {key: value for key, value in GOOD.items() if key != name}
     with pytest.raises(SuiteError, match=f"new.json is no whole results document: its '{name}' is missing"):
         diff.main(files(GOOD, broken))
+
+
+def test_recorded_results_are_read_back_without_what_is_one_machines(tmp_path: Path) -> None:
+    content = document()
+    content["environment"] = content["environment"] | {"torch": "9.9.1+cpu", "torch_path": "/somewhere"}
+    path = recorded.write(tmp_path, content)
+    assert path.name == "torch-9.9.1.json.xz"
+    with mock.patch.object(recorded, "versions", return_value={"9.9.1": path}):
+        found = recorded.read("9.9.1")
+    assert "torch_path" not in found["environment"]
+    assert diff.compare(found, content).changes == []
+    with pytest.raises(SuiteError, match="did not finish"):
+        recorded.write(tmp_path, {**content, "complete": False})
+    path.write_bytes(b"no archive")
+    with (
+        mock.patch.object(recorded, "versions", return_value={"9.9.1": path}),
+        pytest.raises(SuiteError, match="recorded results"),
+    ):
+        recorded.read("9.9.1")
+
+
+def test_supported_versions_have_recorded_results_of_todays_items() -> None:
+    assert list(recorded.versions()) == ["2.11.0", "2.13.0", "2.14.1", "2.15.0"]
+    for version in recorded.versions():
+        content = recorded.read(version)
+        assert content["environment"]["torch"].partition("+")[0] == version
+        assert content["summary"]["counts"]["failed"] == 0
+        assert "/" not in json.dumps(content["environment"].get("torch_path", ""))
+
+
+def test_two_versions_are_compared_by_their_recorded_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.entry(["diff", "--results", "2.13.0", "2.13.0"]) == 0
+    assert "the same" in capsys.readouterr().out
+    assert cli.entry(["diff", "--results", "2.13.0", "1.0.0"]) == 4
+    assert "2.15.0" in capsys.readouterr().err
