@@ -105,6 +105,9 @@ def _run(args: argparse.Namespace) -> int:
     """
     import pytest
 
+    for option, given in (("--json", args.json), ("--report-dir", args.report_dir)):
+        if given == "":
+            raise UsageError(f"{option} is given an empty name: is a variable unset?")
     for name in args.backend:
         backends.backend(name)
     if unknown := next((name for name in args.family if name not in suite.FAMILIES), None):

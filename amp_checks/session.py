@@ -111,6 +111,8 @@ class Session:
         from amp_checks import planting
 
         mutant = planting.mutant(name)
+        if self.config.option.amp_item or mutant.family not in self.families:
+            raise UsageError(f"--plant {name} runs the checks of family {mutant.family} on its case: name no other")
         rows = [planting.case_of(mutant)]
         chosen = [backend for backend in self.backends if mutant.applies(backend)]
         found = [dataclasses.replace(item, mutant=mutant) for item in suite.items_of(rows, chosen)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_checks.core import UsageError
+from amp_checks.core import NotEmulated, UsageError, first_line
 
 if TYPE_CHECKING:
     from amp_checks.audit.report import Report
@@ -69,7 +69,18 @@ def _reports(args: argparse.Namespace) -> list[Report]:
             raise UsageError(f"{name} cannot be had here: {reason}")
     case = dataclasses.replace(training.load(args.case), seeds=args.seeds)
     chosen = args.backend or _default(case)
-    return [audit(case, backend, ignored=ignored) for backend in backends.resolve(chosen)]
+    reports = []
+    for backend in backends.resolve(chosen):
+        try:
+            reports.append(audit(case, backend, ignored=ignored))
+        except NotEmulated as error:
+            told = f"{case.id} cannot be audited under {backend.id}: {first_line(error)}"
+            if args.backend:
+                raise UsageError(f"{told}; audit it on a real backend, --backend cpu-float16 for one") from error
+            sys.stderr.write(f"amp-checks: note: {told}\n")
+    if not reports:
+        raise UsageError(f"{case.id} can be audited under none of {', '.join(chosen)}: see the lines above")
+    return reports
 
 
 def _default(case: AuditCase) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """Tell a watch what scaler, regions, engine, optimizers and schedulers do."""
     replaced = _Replaced()
     hooks = [
-        register_optimizer_step_pre_hook(lambda optimizer, *_: watch.before_step(optimizer)),
+        register_optimizer_step_pre_hook(watch.before_step),
         register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
     ]
     try:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_checks.core import Backend, UsageError, first_line
+from amp_checks.core import Backend, NotEmulated, UsageError, first_line
 
 Builder = Callable[..., Any]
 
@@ -117,6 +117,10 @@ class AuditCase:
         wanted = {name: value for name, value in offered.items() if name in _parameters(self.build)}
         try:
             made = self.build(**wanted)
+        except NotEmulated:
+            raise
+        except SystemExit as error:
+            raise UsageError(f"the case {self.id} called sys.exit while it was built ({describe(error)})") from error
         except Exception as error:
             raise UsageError(f"the case {self.id} raised while it was built: {describe(error)}") from error
         return _checked(self.id, made)
@@ -224,7 +228,7 @@ def _module(place: str) -> Any:
         raise UsageError(f"importing {place} raised {describe(error)}") from error
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"importing {place} raised {describe(error)}") from error
 
 

@@ -366,8 +366,45 @@ class Watch:
         groups = getattr(optimizer, "param_groups", ())
         return self.book.of(parameter for group in groups for parameter in group["params"])
 
-    def before_step(self, optimizer: Any) -> None:
-        """An optimizer is about to step, in a scaler or not."""
+    def before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """An optimizer is about to step, in a scaler or not.
+
+        Returns:
+            None; or, for a step that is given a closure, the arguments with that closure watched: its backward makes
+            the gradients of the step, so the step begins where its first call ends.
+        """
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if not callable(closure):
+            self._begin_step(optimizer)
+            return None
+        self.ops.quiet = True
+        watched = self._watched(closure, optimizer)
+        if len(arguments) > 1:
+            return (arguments[0], watched, *arguments[2:]), named
+        return arguments, {**named, "closure": watched}
+
+    def _watched(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
+        calls = 0
+
+        def watched() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1 and self.nest_depth:  # the step has moved weights since the last call
+                with self.quietly():
+                    for gradient in self._gradients_of(optimizer):
+                        self.ops.rewrote(gradient.name, None)
+            self.ops.quiet = False
+            try:
+                value = closure()
+            finally:
+                self.ops.quiet = True
+            if calls == 1:
+                self._begin_step(optimizer)
+            return value
+
+        return watched
+
+    def _begin_step(self, optimizer: Any) -> None:
         with self.quietly():
             number = self.number(optimizer)
             found = self._gradients_of(optimizer)

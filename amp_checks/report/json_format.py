@@ -28,7 +28,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,14 @@ def results_of(content: dict[str, Any]) -> list[Result]:
     """The results in a document, each with its time.
 
     Raises:
-        SuiteError: a result is malformed.
+        SuiteError: a result is malformed, or the document holds audits alone.
     """
+    if "results" not in content:
+        raise SuiteError(f"the document holds no results: it is of schema {content.get('schema')!r}")
     seconds = content.get("seconds", {})
-    return [result_from_json({**entry, "seconds": seconds.get(entry["id"], 0.0)}) for entry in content["results"]]
+    if not isinstance(seconds, dict) or not all(isinstance(entry, dict) for entry in content["results"]):
+        raise SuiteError("malformed results: each is an object, and so are the seconds")
+    return [result_from_json({**entry, "seconds": seconds.get(entry.get("id"), 0.0)}) for entry in content["results"]]
 
 
 def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -147,7 +151,17 @@ def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not contents:
         return audits_document(audits)
     whole = _merged(contents) if len(contents) > 1 else dict(contents[0])
-    return {**whole, "audits": audits} if audits else whole
+    if not audits:
+        return whole
+    return {**whole, "audits": audits, "errors": [*whole.get("errors", []), *_found_by(audits)]}
+
+
+def _found_by(audits: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What keeps a report with audits from being right: formats that do not show audits say it too."""
+    for audit in audits:
+        open_ones = [one for one in audit.get("diagnostics", ()) if one["ignored"] is None]
+        if count := sum(one["severity"] == "error" for one in open_ones):
+            yield f"the audit of {audit.get('case')} under {audit.get('backend')} found {count} errors"
 
 
 def _merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def lines(
         told.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
         told += [f"  - {limit}" for limit in limits]
         told.append("")
-    told.append(f"{summary['planted']} faults planted, {summary['caught']} caught, here, on {_devices(summary)}")
+    planted = f"{summary['planted']} faults planted, {summary['caught']} caught, here, on {_devices(summary)}"
+    told.append(planted if summary["planted"] else "none of the sample of planted faults is in this selection")
     told.append(summaries.verdict(results, complete=complete, errors=errors))
     return told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,109 @@ def test_usage_errors_come_before_any_run(tmp_path: Path) -> None:
         _main("x.py:case", "--backend", "cud")
     with pytest.raises(UsageError, match="cannot be read"):
         _main("x.py:case", "--ignore", str(tmp_path / "none"))
+
+
+def _faulty(batch: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    with torch.autocast("cpu", torch.float16):
+        return _mse(model, batch) * 1e-7
+
+
+def _under_closure(optimizer: torch.optim.Optimizer, model: nn.Module, batch: torch.Tensor, *, zeroed: bool) -> None:
+    def closure() -> torch.Tensor:
+        if zeroed:
+            optimizer.zero_grad()
+        loss = _faulty(batch, model)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS, torch.optim.SGD])
+def test_what_a_closure_does_is_seen(kind: Any) -> None:
+    def case(zeroed: bool) -> Training:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        optimizer = kind(model.parameters(), lr=1e-3)
+        batches = [torch.randn(4, 8) for _ in range(3)]
+        return Training(
+            model=model, batches=batches, step=lambda batch: _under_closure(optimizer, model, batch, zeroed=zeroed)
+        )
+
+    found = {one.rule for one in audit(_case(lambda: case(zeroed=True)), CPU).diagnostics}
+    assert {"no-loss-scaling", "gradients-differ"} <= found
+    assert "zero-grad-missing" not in found
+    if kind is not torch.optim.LBFGS:  # which calls its closure again and again
+        assert "zero-grad-missing" in {one.rule for one in audit(_case(lambda: case(zeroed=False)), CPU).diagnostics}
+
+
+def test_weights_that_a_step_moves_inside_a_region_are_outdated_in_the_next_call_of_its_closure() -> None:
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+        def step(batch: torch.Tensor) -> None:
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = _mse(model, batch)
+                loss.backward()
+                return loss
+
+            with torch.autocast("cpu", torch.bfloat16):
+                optimizer.step(closure)
+
+        return Training(model=model, batches=[torch.randn(2, 4) for _ in range(2)], step=step)
+
+    found = audit(_case(case), backends.backend("cpu-bfloat16"))
+    assert "outdated-weights" in {one.rule for one in found.diagnostics}
+
+
+@pytest.mark.parametrize("where", ["build", "step"])
+def test_a_case_that_calls_sys_exit_is_no_pass(where: str) -> None:
+    def case() -> Training:
+        def step(_: torch.Tensor) -> None:
+            sys.exit(0)
+
+        if where == "build":
+            sys.exit(0)
+        return Training(model=nn.Linear(2, 2), batches=[torch.randn(1, 2)], step=step)
+
+    _refused(case, "called sys.exit")
+
+
+def test_a_backend_that_lacks_what_the_case_needs_leaves_the_others_their_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compiled.py"
+    file.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def case(device, dtype):\n"
+        "    model = torch.compile(nn.Linear(2, 2), backend='eager')\n"
+        "    loss = lambda model, batch: model(batch).float().mean()\n"
+        "    return {'model': model, 'batches': [torch.randn(1, 2)], 'loss': loss}\n",
+        encoding="utf-8",
+    )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert main(parser.parse_args([f"{file}:case"])) == 0
+    said = capsys.readouterr()
+    assert "under cpu-float16" in said.out
+    assert "cannot be audited under emulated-cuda-float16" in said.err
+    with pytest.raises(UsageError, match="--backend cpu-float16 for one"):
+        main(parser.parse_args([f"{file}:case", "--backend", "emulated-cuda-float16"]))
+
+
+def test_bfloat16_without_a_region_is_told() -> None:
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            _mse(model, batch).backward()
+            optimizer.step()
+
+        return Training(model=model, batches=[torch.randn(2, 4)], step=step)
+
+    found = audit(_case(case), backends.backend("cpu-bfloat16"))
+    assert [one.rule for one in found.diagnostics] == ["autocast-never-on"]

@@ -17,7 +17,7 @@ from torch import nn
 from amp_checks import backends, cli
 from amp_checks.audit import AuditCase, Training, add_arguments, audit, magnitudes, main
 from amp_checks.audit.modules import ModuleFacts
-from amp_checks.core import UsageError
+from amp_checks.core import SuiteError, UsageError
 from amp_checks.report import FORMATS, json_format
 
 HALF = torch.float16
@@ -161,10 +161,14 @@ def test_audits_join_a_report_or_stand_alone(tmp_path: Path, capsys: pytest.Capt
 def test_audits_and_results_are_merged(tmp_path: Path) -> None:
     from documents import RESULTS, document
 
-    audits = json_format.audits_document([{"case": "mine", "diagnostics": []}])
+    wrong = {"severity": "error", "ignored": None}
+    audits = json_format.audits_document([{"case": "mine", "backend": "cpu-float16", "diagnostics": [wrong]}])
     whole = json_format.merge([document(RESULTS), audits])
+    assert whole["errors"] == ["the audit of mine under cpu-float16 found 1 errors"]
     assert whole["audits"] == audits["audits"]
     assert len(whole["results"]) == len(RESULTS)
+    with pytest.raises(SuiteError, match="holds no results"):
+        json_format.results_of(audits)
     assert json_format.merge([audits, audits])["audits"] == 2 * audits["audits"]
     file = tmp_path / "broken.json"
     json_format.write(file, audits)

@@ -26,13 +26,17 @@ def backward_in_autocast(evidence: Evidence) -> Iterator[Found]:
 
 @rule("autocast-never-on", WARNING, remedy="run forward and loss inside torch.autocast(device_type, dtype=...)")
 def autocast_never_on(evidence: Evidence) -> Iterator[Found]:
-    """A scaler alone makes nothing faster."""
+    """A scaler alone makes nothing faster, nor does a program that was never put into a region."""
     trace = evidence.amp
     low = any(dtype.itemsize == 2 for op in trace.ops for dtype in op.outputs)
     regions = [event for event in trace.of(Kind.REGION) if event.data["enabled"]]
-    if trace.scaled and not regions and not low:
+    if regions or low or not trace.ops:
+        return
+    if trace.scaled:
         scale = next(trace.of(Kind.SCALE))
         yield _at(scale, "the loss is scaled, but no autocast region is entered and nothing runs in 16 bits")
+    elif (backward := next(trace.of(Kind.BACKWARD), None)) is not None:
+        yield _at(backward, "no autocast region is entered, and nothing runs in 16 bits")
 
 
 @rule("autocast-without-effect", WARNING, remedy="give torch.autocast the device type that the tensors are on")
