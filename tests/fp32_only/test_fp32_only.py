@@ -123,7 +123,7 @@ def run_again(monkeypatch: pytest.MonkeyPatch, now: Seen | None) -> core.Result:
     )
     ops = {"float16": {} if now is None else {now.op: now}, "bfloat16": {}}
     monkeypatch.setattr(support, "record_for", lambda version, device: recorded)
-    monkeypatch.setattr(fp32_only_record, "run_again", lambda device: dataclasses.replace(recorded, ops=ops))
+    monkeypatch.setattr(fp32_only_record, "run_again", lambda device, ops_run: dataclasses.replace(recorded, ops=ops))
     return core.measure(fp32_only_record.check_record_holds, RecordCase(id="record-run-again", full=True), CPU)
 
 
