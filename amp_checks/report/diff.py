@@ -1,8 +1,9 @@
 """Two results documents compared: verdicts, findings, expectations, error ratios, time, environment.
 
-Items are matched by id, findings by subject within their item. What got *worse* is what a gate stops: an item that
-failed or broke and did not before, one that no longer runs, a failed finding that is new, an error ratio that moved
-nearer to its threshold (or beyond) by more than ``drift`` of it. Time never gates: it depends on the machine's load.
+Items are matched by id, findings by subject within their item; what the newer run did not select is left out. What got
+*worse* is what a gate stops: an item that failed or broke and did not before, one that no longer runs, a failed finding
+that is new, an error ratio that moved nearer to its threshold (or beyond) by more than ``drift`` of it. Time never gates:
+it depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, drift: float = DRIFT) -
         vanished=[
             Change(item=name, old=str(before[name].status), new=None, worse=before[name].status in summary.RAN)
             for name in sorted(before.keys() - after.keys())
+            if _is_selected(before[name], new.get("selection", {}))
         ],
         verdicts=[
             Change(item=one.id, old=str(one.status), new=str(two.status), worse=_is_worse(one.status, two.status))
@@ -139,6 +141,14 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, drift: float = DRIFT) -
         seconds=(sum(one.seconds for one, _ in pairs), sum(two.seconds for _, two in pairs)),
         incomplete=[name for name, content in (("OLD", old), ("NEW", new)) if not content["complete"]],
     )
+
+
+def _is_selected(result: Result, selection: dict[str, Any]) -> bool:
+    """Whether a run with that selection would have run the item: by backend, by family, by id."""
+    if items := selection.get("items"):
+        return result.id in items
+    backends, families = selection.get("backends"), selection.get("families")
+    return (not backends or result.backend in backends) and (not families or result.family in families)
 
 
 def _is_worse(old: Status, new: Status) -> bool:

@@ -260,3 +260,21 @@ def test_two_versions_are_compared_by_their_recorded_results(capsys: pytest.Capt
     assert "the same" in capsys.readouterr().out
     assert cli.entry(["diff", "--results", "2.13.0", "1.0.0"]) == 4
     assert "2.15.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("selection", "vanished"),
+    [
+        ({}, 1),
+        ({"backends": ["emulated-cuda-float16"], "families": ["ops"], "items": []}, 1),
+        ({"backends": ["cpu-float16"]}, 0),
+        ({"families": ["scaler"]}, 0),
+        ({"items": ["check_output_dtype-bmm-emulated-cuda-float16"]}, 0),
+        ({"items": ["check_output_dtype-mm-emulated-cuda-float16"]}, 1),
+    ],
+)
+def test_what_the_newer_run_did_not_select_has_not_vanished(selection: dict[str, Any], vanished: int) -> None:
+    new = {**document([result("bmm")]), "selection": selection}
+    found = diff.compare(document([result("bmm"), result("mm")]), new)
+    assert len(found.vanished) == vanished
+    assert found.worse == vanished
