@@ -2,8 +2,8 @@
 
 Items are matched by id, findings by subject within their item; what the newer run did not select is left out. What got
 *worse* is what a gate stops: an item that failed or broke and did not before, one that no longer runs, a failed finding
-that is new, an error ratio that moved nearer to its threshold (or beyond) by more than ``drift`` of it. Time never gates:
-it depends on the machine's load.
+that is new, an error ratio that moved nearer to its threshold (or beyond) by more than ``drift`` of it. Time never
+gates: it depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _drift(old: Result, new: Result, *, least: float) -> Iterator[Change]:
 
 def _times(old: Result, new: Result) -> Iterator[Change]:
     quick, slow = sorted((old.seconds, new.seconds))
-    if slow >= SLOWER_SECONDS and slow >= SLOWER * quick:
+    if quick and slow >= SLOWER_SECONDS and slow >= SLOWER * quick:
         yield Change(item=new.id, old=f"{old.seconds:.1f} s", new=f"{new.seconds:.1f} s")
 
 
