@@ -2,7 +2,7 @@
 
 Usage::
 
-    python benchmarks/gate_repeats.py [--repeats 50] [--family F ...] [--backend ID ...] [--out FILE.json]
+    python benchmarks/gate_repeats.py [--repeats 50] [--jobs 1] [--family F ...] [--backend ID ...] [--out FILE.json]
 
 Repeat 0 is the gate as it is. Every other one shuffles the items by its own number; of each three, one also draws all
 inputs, weights and orders from other seeds (``AMP_CHECKS_SEED``); workers take turns, none, one, two. Verdicts are
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,36 +59,47 @@ def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
     return done.returncode, time.perf_counter() - started
 
 
+def repeat(number: int, selection: list[str], first: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """One repeat as a row of the record, with its verdicts; ``first`` holds those of repeat 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "results.json"
+        status, seconds = once(number, selection, file)
+        found = json.loads(file.read_text(encoding="utf-8"))
+    verdicts = {entry["id"]: entry["status"] for entry in found["results"]}
+    before = first or verdicts
+    changed = {
+        name: [before.get(name), verdicts.get(name)]
+        for name in sorted(before.keys() | verdicts.keys())
+        if before.get(name) != verdicts.get(name)
+    }
+    row = {"repeat": number, "seeds": number if number % 3 == 1 else None, "workers": WORKERS[number % len(WORKERS)]}
+    row |= {"status": status, "items": len(verdicts), "changed": changed, "seconds": round(seconds, 1)}
+    return row, verdicts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=1, help="repeats at a time, which also loads the machine")
     parser.add_argument("--family", action="append", default=[])
     parser.add_argument("--backend", action="append", default=[])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     selection = [part for name in options.family for part in ("--amp-family", name)]
     selection += [part for name in options.backend for part in ("--amp-backend", name)]
-    first: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
-    for number in range(options.repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "results.json"
-            status, seconds = once(number, selection, file)
-            found = json.loads(file.read_text(encoding="utf-8"))
-        verdicts = {entry["id"]: entry["status"] for entry in found["results"]}
-        first = first or verdicts
-        changed = {
-            name: [first.get(name), verdicts.get(name)]
-            for name in sorted(first.keys() | verdicts.keys())
-            if first.get(name) != verdicts.get(name)
-        }
-        rows.append(
-            {"repeat": number, "seeds": number if number % 3 == 1 else None, "workers": WORKERS[number % len(WORKERS)]}
-            | {"status": status, "items": len(verdicts), "changed": changed, "seconds": round(seconds, 1)}
-        )
-        print(rows[-1], file=sys.stderr, flush=True)
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+    row, first = repeat(0, selection, {})
+    keep(row)
+    with ThreadPoolExecutor(options.jobs) as jobs:
+        for row, _ in jobs.map(lambda number: repeat(number, selection, first), range(1, options.repeats)):
+            keep(row)
     flaky = sorted({name for row in rows for name in row["changed"]})
     print(f"{len(rows)} repeats of {len(first)} items: {len(flaky)} changed their verdict", *flaky, sep="\n  ")
     return 1 if flaky else 0
