@@ -18,7 +18,14 @@ from amp_checks.core import Finding, Result, Status, SuiteError, exact
 from amp_checks.report import FORMATS, github, json_format
 from amp_checks.report.stream import FILE
 
-ENVIRONMENT: dict[str, Any] = {"torch": "2.13.0", "torch_cuda": None, "devices": [], "driver": None, "python": "3.11.7"}
+ENVIRONMENT: dict[str, Any] = {
+    "torch": "2.13.0",
+    "torch_cuda": None,
+    "devices": [],
+    "driver": None,
+    "python": "3.11.7",
+    "backends": {"cpu-float16": None},
+}
 
 
 def result(case: str, status: Status, *findings: Finding, **changed: Any) -> Result:
@@ -99,10 +106,10 @@ def test_junit_counts_each_status_and_holds_the_measured_error() -> None:
     }
     assert suites["cuda-float16"].get("skipped") == "1"
     failed = next(case for case in emulated.iter("testcase") if case.get("name") == "check_output_dtype-addmm")
-    properties = {one.get("name"): one.get("value") for one in failed.iter("property")}
-    assert properties["id"] == "check_output_dtype-addmm-emulated-cuda-float16"
-    assert properties["emulated"] == "true"
-    assert properties["threshold"] == "1.0"
+    properties = failed.findtext("system-out", "").splitlines()
+    assert "[[PROPERTY|id=check_output_dtype-addmm-emulated-cuda-float16]]" in properties
+    assert "[[PROPERTY|emulated=true]]" in properties
+    assert "[[PROPERTY|threshold=1.0]]" in properties
     failure = failed.find("failure")
     assert failure is not None
     assert "float32 <&> \\u0000 | pipe" in (failure.text or "")

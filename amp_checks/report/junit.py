@@ -1,8 +1,10 @@
-"""Results as JUnit XML, as CI systems read it: one suite per backend, one test case per item.
+"""Results as JUnit XML that the strictest of its readers accepts: one suite per backend, one test case per item.
 
 Each case carries the largest measured ratio with its threshold as properties, beside its backend, and the loss scale
-and the skipped steps where it measured them; each suite where it ran and how its seeds come about. A known defect is a
-skipped case with its reason: the schema has no word for an expected failure.
+and the skipped steps where it measured them; each suite where it ran and how its seeds come about. Schemas know
+``<properties>`` of a suite alone, so those of a case are lines ``[[PROPERTY|name=value]]`` of its output. A known
+defect is a skipped case with its reason: there is no word for an expected failure. What keeps the run as a whole from
+a verdict is an error in a suite of its own, ``run``.
 """
 
 from __future__ import annotations
@@ -25,15 +27,8 @@ def _text(value: object) -> str:
     return _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", str(value))
 
 
-def _case(suite: ET.Element, result: Result) -> None:
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        name=_text(f"{result.check}-{result.case}"),
-        classname=_text(f"amp_checks.{result.family}.{result.backend}"),
-        time=f"{result.seconds:.4f}",
-    )
-    properties = ET.SubElement(case, "properties")
+def _properties(result: Result) -> dict[str, object]:
+    """What is worth reading of one result, by name."""
     facts: dict[str, object] = {
         "id": result.id,
         "backend": result.backend,
@@ -46,18 +41,38 @@ def _case(suite: ET.Element, result: Result) -> None:
     for name, pattern in _TOLD.items():
         if values := [finding.actual for finding in result.findings if pattern.match(finding.subject)]:
             facts[name] = values[-1]
-    for name, value in facts.items():
-        ET.SubElement(properties, "property", name=name, value=_text(value))
+    return facts
+
+
+def _line(name: str, value: object) -> str:
+    """A property of a case; it ends with the line, and at the first ``]]``."""
+    return f"[[PROPERTY|{name}={_text(' '.join(str(value).split())).replace(']]', '] ]')}]]"
+
+
+def _case(suite: ET.Element, result: Result) -> None:
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        name=_text(f"{result.check}-{result.case}"),
+        classname=_text(f"amp_checks.{result.family}.{result.backend}"),
+        time=_seconds(result.seconds),
+    )
     match result.status:
         case Status.PASSED:
-            return
+            kind, message = "", ""
         case Status.FAILED:
             kind, message = "failure", result.failures[0].describe() if result.failures else result.message
         case Status.ERROR:
             kind, message = "error", result.message
         case _:
             kind, message = "skipped", f"{result.status}: {result.message}"
-    ET.SubElement(case, kind, message=_text(message), type=_text(result.status)).text = _text(result.describe())
+    if kind:
+        ET.SubElement(case, kind, message=_text(message), type=_text(result.status)).text = _text(result.describe())
+    ET.SubElement(case, "system-out").text = "\n".join(_line(*fact) for fact in _properties(result).items())
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}"  # schemas know no more digits
 
 
 def _device(result: Result, environment: dict[str, Any]) -> str:
@@ -67,29 +82,36 @@ def _device(result: Result, environment: dict[str, Any]) -> str:
     return "CPU, emulated" if result.emulated else "CPU"
 
 
+def _suite(root: ET.Element, name: str, content: dict[str, Any], **more: str) -> ET.Element:
+    suite = ET.SubElement(root, "testsuite", name=_text(name))
+    environment = content["environment"]
+    facts = {fact: environment.get(fact) for fact in ("torch", "torch_cuda", "driver", "python", "seeds")}
+    properties = ET.SubElement(suite, "properties")
+    for fact, value in {**facts, **more, "complete": content["complete"]}.items():
+        ET.SubElement(properties, "property", name=fact, value=_text(value))
+    return suite
+
+
 def render(content: dict[str, Any]) -> str:
     """The document as JUnit XML."""
     results = json_format.results_of(content)
     root = ET.Element("testsuites", name="amp_checks")
     for backend in sorted({result.backend for result in results}):
         mine = [result for result in results if result.backend == backend]
-        suite = ET.SubElement(
-            root,
-            "testsuite",
-            name=_text(backend),
-            tests=str(len(mine)),
-            failures=str(sum(r.status is Status.FAILED for r in mine)),
-            errors=str(sum(r.status is Status.ERROR for r in mine)),
-            skipped=str(sum(r.status not in (Status.PASSED, Status.FAILED, Status.ERROR) for r in mine)),
-            time=f"{sum(r.seconds for r in mine):.4f}",
-        )
-        properties = ET.SubElement(suite, "properties")
-        environment = content["environment"]
-        facts = {name: environment.get(name) for name in ("torch", "torch_cuda", "driver", "python", "seeds")}
-        facts["device"] = _device(mine[0], environment)
-        for name, value in {**facts, "complete": content["complete"]}.items():
-            ET.SubElement(properties, "property", name=name, value=_text(value))
+        suite = _suite(root, backend, content, device=_device(mine[0], content["environment"]))
         for result in mine:
             _case(suite, result)
+        suite.set("time", _seconds(sum(result.seconds for result in mine)))
+    errors = content.get("errors") or ([] if content["complete"] else ["the run did not finish"])
+    if errors:
+        suite = _suite(root, "run", content)
+        case = ET.SubElement(suite, "testcase", name="conditions", classname="amp_checks.run", time=_seconds(0.0))
+        told = ET.SubElement(case, "error", message=_text(errors[0]), type="conditions not met")
+        told.text = _text("\n".join(errors))
+        suite.set("time", _seconds(0.0))
+    for suite in root:
+        suite.set("tests", str(len(suite.findall("testcase"))))
+        for count, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(count, str(len(suite.findall(f"testcase/{outcome}"))))
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,11 +34,17 @@ def counts(suite: ET.Element) -> dict[str, int]:
 
 
 def properties(element: ET.Element) -> dict[str | None, str | None]:
+    """Of a suite."""
     return {one.get("name"): one.get("value") for one in element.findall("properties/property")}
 
 
+def told(case: ET.Element) -> dict[str, str]:
+    """The properties of a case, as those read them who read them of its output."""
+    return dict(re.findall(r"^\[\[PROPERTY\|([^=]+)=(.*?)\]\]$", case.findtext("system-out", ""), re.MULTILINE))
+
+
 def case(root: ET.Element, name: str) -> ET.Element:
-    [found] = [one for one in root.iter("testcase") if properties(one)["id"] == name]
+    [found] = [one for one in root.iter("testcase") if told(one).get("id") == name]
     return found
 
 
@@ -56,11 +63,9 @@ def test_the_counts_are_those_of_the_cases() -> None:
 
 def test_every_status_has_its_outcome() -> None:
     root = rendered([result(f"op{number}", status) for number, status in enumerate(Status)])
-    outcomes = {
-        one[1].get("type") if len(one) > 1 else None: one[1].tag if len(one) > 1 else None for one in root[0][1:]
-    }
+    outcomes = {one[0].get("type"): one[0].tag for one in root[0][1:]}
     assert outcomes == {
-        None: None,
+        None: "system-out",
         "failed": "failure",
         "error": "error",
         "known defect": "skipped",
@@ -77,10 +82,26 @@ def test_every_status_has_its_outcome() -> None:
         (lambda root: root[0].attrib.pop("errors"), "errors"),
         (lambda root: root[0][1].set("time", "nan"), "time"),
         (lambda root: ET.SubElement(root[0][1], "failed"), "failed"),
-        (lambda root: root[0].append(root[0][1]), "unique"),
-        (lambda root: root.append(root[0]), "unique"),
+        (lambda root: root[0][1].insert(0, root[0][0]), "properties"),
+        (lambda root: root[0][1].set("file", "test_amp.py"), "file"),
+        (lambda root: root[0].set("time", "0.0001"), "time"),
+        (lambda root: root[0].append(root[0][0]), "properties"),
+        (lambda root: root[0].append(root[0][1]), "duplicated"),
+        (lambda root: root.append(root[0]), "duplicated"),
     ],
-    ids=["no properties", "no number", "no count", "no time", "unknown outcome", "case twice", "suite twice"],
+    ids=[
+        "no properties",
+        "no number",
+        "no count",
+        "no time",
+        "unknown outcome",
+        "properties in a case",
+        "a place",
+        "digits",
+        "properties last",
+        "case twice",
+        "suite twice",
+    ],
 )
 def test_the_schema_refuses_what_is_wrong(schema: Any, spoil: Callable[[ET.Element], Any], names: str) -> None:
     root = rendered(RESULTS[:2])
@@ -97,23 +118,50 @@ def test_what_was_measured_stands_in_the_properties() -> None:
         exact("scale after step 1", actual=65536.0, expected=65536.0, why="docs"),
         exact("scale after step 2", actual=32768.0, expected=32768.0, why="docs"),
     )
-    told = properties(
-        case(rendered([result("x", Status.PASSED, *found)]), "check_output_dtype-x-emulated-cuda-float16")
-    )
-    assert told["ratio"] == "1.5"
-    assert told["threshold"] == "2.0"
-    assert told["steps_skipped"] == "3"
-    assert told["scale"] == "32768.0"
-    assert "scale" not in properties(case(rendered(), "check_error-mm-cpu-float16"))
+    facts = told(case(rendered([result("x", Status.PASSED, *found)]), "check_output_dtype-x-emulated-cuda-float16"))
+    assert facts["ratio"] == "1.5"
+    assert facts["threshold"] == "2.0"
+    assert facts["steps_skipped"] == "3"
+    assert facts["scale"] == "32768.0"
+    assert "scale" not in told(case(rendered(), "check_error-mm-cpu-float16"))
+
+
+def test_a_property_stays_on_its_line_and_ends_where_it_ends(schema: Any) -> None:
+    odd = exact("x[[0]] of\r\n[[PROPERTY|ratio=0]]", actual=1, expected=2, why="stand-in")
+    text = FORMATS["junit"].render(document([result("x", Status.FAILED, odd)]))
+    schema.validate(text)
+    facts = told(next(ET.fromstring(text).iter("testcase")))
+    assert facts["ratio"] == "inf"
+    assert facts["subject"] == "x[[0] ] of [[PROPERTY|ratio=0] ]"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"errors": ["nothing ran: no CUDA", "and more"]}, "nothing ran: no CUDA"),
+        ({"complete": False}, "did not finish"),
+    ],
+    ids=["conditions", "incomplete"],
+)
+@pytest.mark.parametrize("results", [RESULTS[:1], ()], ids=["one passed", "none"])
+def test_a_run_that_is_not_right_as_a_whole_is_not_green(
+    schema: Any, results: Sequence[Result], more: dict[str, Any], message: str
+) -> None:
+    schema.validate(FORMATS["junit"].render(document(results, **more)))
+    suite = rendered(results, **more)[-1]
+    assert counts(suite) == {"tests": 1, "failures": 0, "errors": 1, "skipped": 0}
+    assert message in str(suite.find("testcase/error").get("message"))  # type: ignore[union-attr]
+    assert len(rendered(RESULTS[:1])) == 1
 
 
 def test_each_suite_says_where_it_ran_and_whether_to_the_end() -> None:
     environment = ENVIRONMENT | {"devices": [{"name": "H100"}], "seeds": "from names"}
     suites = {suite.get("name"): properties(suite) for suite in rendered(environment=environment, complete=False)}
-    assert {name: told["device"] for name, told in suites.items()} == {
+    assert {name: facts.get("device") for name, facts in suites.items()} == {
         "cpu-float16": "CPU",
         "cuda-float16": "H100",
         "emulated-cuda-float16": "CPU, emulated",
+        "run": None,
     }
     assert suites["cpu-float16"]["seeds"] == "from names"
     assert suites["cpu-float16"]["complete"] == "False"
@@ -127,5 +175,6 @@ def test_a_run_with_failures_leaves_a_valid_file(
     assert pytester.runpytest_inprocess(*fixed, "--amp-report-dir", "report").ret == 1
     file = pytester.path / "report" / "junit.xml"
     schema.validate(str(file))
-    [suite] = ET.parse(file).getroot()
+    suite, run = ET.parse(file).getroot()
+    assert counts(run)["errors"] == 1  # an item was skipped that nobody declared
     assert counts(suite) == {"tests": 4, "failures": 1, "errors": 1, "skipped": 1}
