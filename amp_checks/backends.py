@@ -7,7 +7,7 @@ before a backend is asked whether it is available.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -93,19 +93,29 @@ def _why_no_cuda(dtype: str) -> str | None:
     return None
 
 
-def default_ids(*, require_cuda: bool = False) -> tuple[str, ...]:
-    """The backends of a run that names none: cuda if there is one, else cpu and emulated-cuda."""
+def default_ids(*, require_cuda: bool = False, why: Callable[[str], str | None] | None = None) -> tuple[str, ...]:
+    """The backends of a run that names none: of cuda what the device can run; without a device cpu and emulated-cuda.
+
+    A GPU without native bfloat16 is thus checked in float16 alone, which a run says; to ask for both, name both.
+
+    Args:
+        require_cuda: never fall back; where no device can be had, all of cuda is asked for, to be refused with reasons.
+        why: in place of `why_unavailable`, for a process that may not ask the device itself.
+    """
+    why = why or why_unavailable
     cuda = tuple(f"cuda-{dtype}" for dtype in DTYPES)
-    if require_cuda or why_unavailable("cuda-float16") is None:
+    if usable := tuple(name for name in cuda if why(name) is None):
+        return usable
+    if require_cuda:
         return cuda
     return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in DTYPES)
 
 
-def resolve(backend_ids: Sequence[str], *, require_cuda: bool = False) -> tuple[Backend, ...]:
+def resolve(backend_ids: Sequence[str]) -> tuple[Backend, ...]:
     """The backends of those ids, in the order of the table, or the default ones where none is named.
 
     Raises:
         UsageError: an id is unknown.
     """
-    wanted = {backend(name).id for name in backend_ids} or set(default_ids(require_cuda=require_cuda))
+    wanted = {backend(name).id for name in backend_ids} or set(default_ids())
     return tuple(found for name, found in _TABLE.items() if name in wanted)

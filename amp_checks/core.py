@@ -108,13 +108,22 @@ def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: 
     Raises:
         Raised: the code under test raised; ``error`` holds its exception.
         NotEmulated: passed on as it is: the emulation's lack is no fault of the code under test.
+        MemoryError, torch.OutOfMemoryError, ...: passed on: want of memory says nothing of the code under test.
     """
     try:
         return function(*args, **kwargs)
     except (NotEmulated, Raised):
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise Raised(subject, error) from error
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error says that memory ran out: the device's, the CPU allocator's (a bare RuntimeError), Python's."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +387,8 @@ def measure(check: Check, case: Case, backend: Backend) -> Result:
     status, message, detail = _judge(findings, error, changed)
     if isinstance(error, Raised):
         findings.append(error.finding())
+    if error is not None and out_of_memory(error):
+        state.release_memory(error)
     return Result(
         check=check.__name__,
         case=case.id,
@@ -400,18 +411,24 @@ def _refuse(check: Check, what: object) -> NoReturn:
 def _judge(findings: list[Finding], error: Exception | None, changed: list[str]) -> tuple[Status, str, str]:
     if isinstance(error, NotEmulated):
         return Status.NOT_EMULATED, str(error), ""
+    if error is not None and out_of_memory(error):
+        return Status.ERROR, f"out of memory, so nothing can be said: {first_line(error)}", _traceback(error)
     if changed and isinstance(error, Raised):
         # The code under test raised half way: what it left behind is its doing, and restored.
         return Status.FAILED, f"global state left behind: {'; '.join(changed)}", ""
     if isinstance(error, Raised):
         return Status.FAILED, "", ""
     if error is not None:
-        return Status.ERROR, _place(error), "".join(traceback.format_exception(error))
+        return Status.ERROR, _place(error), _traceback(error)
     if changed:
         return Status.ERROR, f"the check left global state changed: {'; '.join(changed)}", ""
     if not findings:
         return Status.ERROR, "the check measured nothing: it yielded no finding", ""
     return (Status.PASSED if all(finding.passed for finding in findings) else Status.FAILED), "", ""
+
+
+def _traceback(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _place(error: Exception) -> str:

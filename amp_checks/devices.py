@@ -6,6 +6,7 @@ in exclusive-process mode, so it asks ``nvidia-smi``.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -13,6 +14,9 @@ from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SHARE = "AMP_CHECKS_DEVICE_SHARE"
+USABLE = 0.9
+"""Of a device's memory, what workers that share it divide: each holds a CUDA context besides, outside the allocator."""
 
 _MIG = re.compile(r"^\s+MIG .*\(UUID:\s*(?P<uuid>MIG-[^)]+)\)")
 _GPU = re.compile(r"^GPU (?P<index>\d+):")
@@ -61,16 +65,39 @@ def parse(listing: str) -> tuple[str, ...]:
 
 
 def assign(specs: MutableSequence[Any], devices: Sequence[str]) -> None:
-    """Give each worker's execnet spec one device, round about.
+    """Give each worker's execnet spec one device, round about, and its share of that device's memory.
 
-    The device is written into the spec, not worked out from the worker's number: xdist starts the replacement of a
-    crashed worker from the same spec, under a new number.
+    Both are written into the spec, not worked out from the worker's number: xdist starts the replacement of a
+    crashed worker from the same spec, under a new number. Where the devices cannot be listed, all workers share.
     """
     import execnet
 
     for number, spec in enumerate(specs):
+        given = {}
         if VISIBLE not in spec.env and devices:
-            specs[number] = execnet.XSpec(f"{spec}//env:{VISIBLE}={devices[number % len(devices)]}")
+            given[VISIBLE] = devices[number % len(devices)]
+        place = number % len(devices) if devices else 0
+        sharers = len(range(place, len(specs), len(devices) or 1))
+        if sharers > 1:
+            given[SHARE] = f"{USABLE / sharers:.3f}"
+        if given:
+            specs[number] = execnet.XSpec(
+                "//".join([str(spec), *(f"env:{name}={value}" for name, value in given.items())])
+            )
+
+
+def share() -> float | None:
+    """The part of the device's memory that is this worker's, where it shares the device with others; else None."""
+    return float(os.environ[SHARE]) if SHARE in os.environ else None
+
+
+@functools.cache
+def bound_memory() -> None:
+    """Hold this process to its share, so that an item of one worker takes nothing from those of another."""
+    import torch
+
+    if (part := share()) is not None:
+        torch.cuda.set_per_process_memory_fraction(part)
 
 
 def poisoned() -> str | None:

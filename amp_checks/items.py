@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amp_checks import devices, suite
+from amp_checks import backends, devices, suite
 from amp_checks.core import RAISED, Result, SuiteError
 from amp_checks.report import curves, json_format, summary
 from amp_checks.session import OUR_ERRORS, Session, on_cuda
@@ -46,6 +46,8 @@ class SuiteItem(pytest.Item):
 
     def runtest(self) -> None:
         try:
+            if on_cuda(self.item.backend.id) and backends.why_unavailable(self.item.backend.id) is None:
+                devices.bound_memory()
             with self.state.time_limit.watching(self.item.id):
                 self.item()
         finally:

@@ -73,10 +73,24 @@ class Session:
     def backends(self) -> tuple[Backend, ...]:
         option = self.config.option
         asked = option.amp_backend or [_backend_of(name) for name in option.amp_item]
-        if not asked and self.is_controller:
-            usable = self.environment["backends"]["cuda-float16"] is None
-            asked = [f"cuda-{dtype}" for dtype in backends.DTYPES] if usable else []
-        return backends.resolve(asked, require_cuda=self.require_cuda)
+        if not asked:
+            asked = backends.default_ids(require_cuda=self.require_cuda, why=self._why_unavailable)
+        return backends.resolve(asked)
+
+    def _why_unavailable(self, backend_id: str) -> str | None:
+        """As `backends.why_unavailable`; the controller, which starts no CUDA, has asked another process."""
+        if not self.is_controller:
+            return backends.why_unavailable(backend_id)
+        reason: str | None = self.environment["backends"][backend_id]
+        return reason
+
+    def _left_out(self) -> list[str]:
+        """What a run on CUDA does not cover, where the device cannot run it and nobody asked for it."""
+        chosen = {backend.id for backend in self.backends}
+        if not any(map(on_cuda, chosen)):
+            return []
+        lacking = {name: self._why_unavailable(name) for name in backends.IDS if on_cuda(name) and name not in chosen}
+        return [f"{name} is not run: {reason}" for name, reason in lacking.items() if reason is not None]
 
     @property
     def families(self) -> Sequence[str]:
@@ -127,7 +141,7 @@ class Session:
             return []
         try:
             chosen = ", ".join(backend.id for backend in self.backends)
-            return [*environment.lines(self.environment), f"backends: {chosen}"]
+            return [*environment.lines(self.environment), f"backends: {chosen}", *self._left_out()]
         except SuiteError:
             return []  # told by check_conditions, which follows
 
@@ -426,7 +440,7 @@ class Session:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github.annotate(results, self._tests()):
                 reporter.write_line(line)
-        for note in self.notes:
+        for note in [*self._left_out(), *self.notes]:
             reporter.write_line(f"amp-checks: note: {note}")
         for error in self.errors:
             reporter.write_line(f"amp-checks: error: {error}", red=True)

@@ -6,6 +6,8 @@ Each row of `_SWITCHES` names one piece of state with how to read and how to wri
 from __future__ import annotations
 
 import functools
+import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,6 +114,20 @@ def _same(now: Any, then: Any) -> bool:
     if isinstance(now, list):
         return len(now) == len(then) and all(map(torch.equal, now, then))
     return bool(now == then)
+
+
+def release_memory(error: BaseException) -> None:
+    """Give back what an item that ran out of memory still holds, so that the next ones do not run out for its sake.
+
+    The frames of its exception hold its tensors, and the allocator of a device keeps what was freed.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

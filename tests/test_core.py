@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +141,55 @@ def test_what_the_emulation_lacks_is_neither_a_pass_nor_a_failure() -> None:
     assert result.status is Status.NOT_EMULATED
     assert "torch.cuda.Stream" in result.message
     assert "the emulation lacks it, not AMP" in result.message
+
+
+def _device_runs_out() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
+
+
+def _cpu_runs_out() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def _python_runs_out() -> None:
+    raise MemoryError("no more")
+
+
+@pytest.mark.parametrize("body", [_device_runs_out, _cpu_runs_out, _python_runs_out])
+def test_want_of_memory_is_an_error_even_where_an_exception_is_expected(body: Callable[[], None]) -> None:
+    def check() -> Iterator[Finding]:
+        yield of_ratio(0.5)
+        with pytest.raises(Raised):
+            attempt("forward", body)
+        yield of_ratio(0.5)
+
+    result = judged(check)
+    assert result.status is Status.ERROR
+    assert result.message.startswith("out of memory, so nothing can be said: ")
+    assert "\n" not in result.message
+    assert body.__name__ in result.detail
+
+
+def test_what_an_item_held_when_memory_ran_out_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(all(one() is None for one in held)))
+
+    def check() -> Iterator[Finding]:
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        yield of_ratio(0.5)
+        attempt("forward", _device_runs_out)
+
+    gc.disable()  # a collection by chance would give it back as well
+    try:
+        judged(check)
+    finally:
+        gc.enable()
+    assert emptied == [True]
 
 
 def test_interruption_is_no_verdict() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
+import execnet
 import pytest
 
 from amp_checks import devices
@@ -68,6 +70,7 @@ import sys
 import types
 
 sys.path.insert(0, {support!r})
+import torch
 from stubs import StubCase, check_stub
 
 from amp_checks import backends, core, devices, environment, suite
@@ -79,9 +82,20 @@ def check_device(case, backend):
         os.abort()
     if case.does == "poison":
         devices.poisoned = lambda: "CUDA error: device-side assert triggered"
+    if case.does == "run out":
+        core.attempt("forward", run_out)
     yield core.exact("device", actual=os.environ.get("CUDA_VISIBLE_DEVICES"), expected=None, why="stand-in") if (
         case.does == "tell"
     ) else core.exact("one", actual=1, expected=1, why="stand-in")
+
+
+def run_out():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def bound(part):
+    with open({bounds!r}, "a") as file:
+        file.write(f"{{part}}\\n")
 
 
 def checks_for(case):
@@ -94,7 +108,8 @@ def install(cases):
         vars(module).update(content)
         sys.modules[module.__name__] = module
     suite.FAMILIES = {{"stub": "stub"}}
-    backends.why_unavailable = lambda backend_id: None
+    backends.why_unavailable = {lacking!r}.get
+    torch.cuda.set_per_process_memory_fraction = bound
     environment._devices = list
     found = environment.describe()
     environment.describe_elsewhere = lambda: found
@@ -115,9 +130,15 @@ class Count:
 '''
 
 
-def run_with_stand_in(pytester: pytest.Pytester, does: list[str], *arguments: str) -> pytest.RunResult:
+def run_with_stand_in(
+    pytester: pytest.Pytester, does: list[str], *arguments: str, lacking: dict[str, str] | None = None
+) -> pytest.RunResult:
     support = str(Path(__file__).parent / "support")
-    pytester.makepyfile(stand_in=STAND_IN.format(support=support, does=does))
+    pytester.makepyfile(
+        stand_in=STAND_IN.format(
+            support=support, does=does, lacking=lacking or {}, bounds=str(pytester.path / "bounds")
+        )
+    )
     pytester.syspathinsert()
     pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
     pytester._monkeypatch.setenv("COUNT_WORKERS", "1")
@@ -145,6 +166,59 @@ def test_the_callers_number_of_workers_wins(pytester: pytest.Pytester) -> None:
         "worker on 0",
         "worker on 1",
     ]
+    # Two of the three share a device, and its memory; the third has one to itself.
+    assert (pytester.path / "bounds").read_text(encoding="utf-8").split() == ["0.45"] * 2
+
+
+def specs_of(workers: int) -> list[execnet.XSpec]:
+    return [execnet.XSpec("popen") for _ in range(workers)]
+
+
+def shares(specs: list[execnet.XSpec]) -> list[tuple[str | None, str | None]]:
+    return [(spec.env.get("CUDA_VISIBLE_DEVICES"), spec.env.get("AMP_CHECKS_DEVICE_SHARE")) for spec in specs]
+
+
+def test_workers_divide_the_memory_of_a_device_that_they_share() -> None:
+    alone, crowded, unknown = specs_of(2), specs_of(5), specs_of(2)
+    devices.assign(alone, ("0", "GPU-1"))
+    assert shares(alone) == [("0", None), ("GPU-1", None)]
+    devices.assign(crowded, ("0", "1"))
+    assert shares(crowded) == [("0", "0.300"), ("1", "0.450"), ("0", "0.300"), ("1", "0.450"), ("0", "0.300")]
+    devices.assign(unknown, ())
+    assert shares(unknown) == [(None, "0.450"), (None, "0.450")]
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_an_item_that_runs_out_of_memory_is_an_error_and_the_others_finish(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    done = run_with_stand_in(
+        pytester, ["pass", "run out", "pass"], *workers, "--amp-backend", "cuda-float16", "--amp-json", "out.json"
+    )
+    assert done.ret == 3
+    done.stdout.fnmatch_lines(
+        ["check_device-1-cuda-float16: error", "  out of memory, so nothing can be said: CUDA out of memory.*"]
+    )
+    written = json.loads((pytester.path / "out.json").read_text(encoding="utf-8"))
+    assert [entry["status"] for entry in written["results"]] == ["passed", "error", "passed"]
+    assert written["complete"]
+
+
+@pytest.mark.usefixtures("machine_with_gpus")
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_gpu_without_native_bfloat16_is_checked_in_float16_and_the_run_says_so(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    lacking = {"cuda-bfloat16": "Tesla T4 has no native bfloat16"}
+    done = run_with_stand_in(pytester, ["pass"], *workers, "--amp-report-dir", "report", lacking=lacking)
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["backends: cuda-float16", "*ran 1 of 1 CUDA items*"])
+    told = "cuda-bfloat16 is not run: Tesla T4 has no native bfloat16"
+    assert [line for line in done.outlines if told in line] == [told, f"amp-checks: note: {told}"]
+    named = run_with_stand_in(pytester, ["pass"], *workers, "--amp-backend", "cuda-bfloat16", lacking=lacking)
+    assert named.ret == 4
+    assert any("cuda-bfloat16 cannot run: Tesla T4 has no native bfloat16" in line for line in named.errlines)
 
 
 @pytest.mark.usefixtures("machine_with_gpus")
