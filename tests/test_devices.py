@@ -174,7 +174,7 @@ def specs_of(workers: int) -> list[execnet.XSpec]:
     return [execnet.XSpec("popen") for _ in range(workers)]
 
 
-def shares(specs: list[execnet.XSpec]) -> list[tuple[str | None, str | None]]:
+def shares(specs: list[execnet.XSpec]) -> list[tuple[object, object]]:
     return [(spec.env.get("CUDA_VISIBLE_DEVICES"), spec.env.get("AMP_CHECKS_DEVICE_SHARE")) for spec in specs]
 
 
