@@ -82,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("files", nargs="+", metavar="FILE", help="results written by --json")
     report.add_argument("--format", default="markdown", choices=sorted(FORMATS), help="default: markdown")
     report.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
+    report.add_argument(
+        "--gate",
+        action="store_true",
+        help="exit as a run with these results would: 1 AMP is wrong, 3 a check broke, 2 a part did not finish, 4 a "
+        "condition of the gate is not met or nothing ran (default: 0 once the report is written)",
+    )
     report.set_defaults(function=_report)
 
     env = commands.add_parser("env", help="torch, devices, driver, and which backends can run")
@@ -105,9 +111,6 @@ def _run(args: argparse.Namespace) -> int:
     """
     import pytest
 
-    for option, given in (("--json", args.json), ("--report-dir", args.report_dir)):
-        if given == "":
-            raise UsageError(f"{option} is given an empty name: is a variable unset?")
     for name in args.backend:
         backends.backend(name)
     if unknown := next((name for name in args.family if name not in suite.FAMILIES), None):
@@ -156,12 +159,13 @@ def _workers(args: argparse.Namespace) -> list[str]:
     """Parallel workers, as options of pytest-xdist."""
     has_xdist = importlib.util.find_spec("xdist") is not None
     number = args.workers
-    if args.require_cuda and number is None and has_xdist and not args.collect_only:
+    if args.require_cuda and number is None and not args.collect_only:
         number = "auto"  # a crash in one item must not take the report with it
     if number in (None, "0"):
         return []
     if not has_xdist:
-        raise UsageError("-n needs pytest-xdist: pip install 'amp-checks[xdist]'")
+        what = "-n" if args.workers else "--require-cuda without -n 0 uses a worker for each GPU, and"
+        raise UsageError(f"{what} needs pytest-xdist: pip install 'amp-checks[xdist]'")
     if number not in ("auto", "logical") and not number.isdecimal():
         raise UsageError(f"-n takes a number or auto, not {number!r}")
     return ["-p", "xdist.plugin", "-n", number, "--dist", "worksteal"]
@@ -218,15 +222,20 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     """Make a report from results written earlier; several files are the parts of one run."""
-    from amp_checks.report import json_format
+    from amp_checks.report import json_format, summary
 
     content = json_format.merge([json_format.read(Path(name)) for name in args.files])
     text = FORMATS[args.format].render(content)
-    if args.output:
-        json_format.write_text(Path(args.output), text)
-    else:
+    if args.output in (None, "-"):
         sys.stdout.write(text)
-    return 0
+    else:
+        json_format.write_text(Path(args.output), text)
+    if not args.gate:
+        return 0
+    status, verdict = summary.gate(content)
+    if status:
+        sys.stderr.write(f"amp-checks: error: {verdict}\n")
+    return status
 
 
 def _env(args: argparse.Namespace) -> int:
@@ -243,10 +252,25 @@ def _env(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_targets(args: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written before anything runs; `run` does so itself, once its conditions are met."""
+    from amp_checks.report import json_format
+
+    for name in ("json", "report_dir", "plot", "html", "output"):
+        given: str | None = getattr(args, name, None)
+        if given == "":
+            raise UsageError(f"--{name.replace('_', '-')} is given an empty name: is a variable unset?")
+        if given not in (None, "-") and args.function is not _run:
+            json_format.check_target(Path(given))
+    if getattr(args, "html", None) and (why := FORMATS["html"].lacks()) is not None:
+        raise UsageError(why)
+
+
 def entry(arguments: Sequence[str] | None = None) -> int:
     """What the console script calls; returns the exit status."""
     try:
         args = _parser().parse_args(arguments)
+        _check_targets(args)
         return int(args.function(args))
     except UsageError as error:
         sys.stderr.write(f"amp-checks: error: {error}\n")

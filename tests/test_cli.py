@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -82,6 +83,21 @@ def test_env_as_json_is_json_alone() -> None:
         "threads",
         "backends",
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "-n needs pytest-xdist: pip install 'amp-checks[xdist]'"),
+        (["--require-cuda"], "--require-cuda without -n 0 uses a worker for each GPU, and needs pytest-xdist: pip"),
+    ],
+)
+def test_workers_without_xdist_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert cli.entry(["run", *arguments]) == 4
+    assert f"amp-checks: error: {message}" in capsys.readouterr().err
 
 
 def test_the_gate_without_cuda_names_it() -> None:
