@@ -10,10 +10,11 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
 SHARE = "AMP_CHECKS_DEVICE_SHARE"
 USABLE = 0.9
 """Of a device's memory, what workers that share it divide: each holds a CUDA context besides, outside the allocator."""
@@ -22,21 +23,27 @@ _MIG = re.compile(r"^\s+MIG .*\(UUID:\s*(?P<uuid>MIG-[^)]+)\)")
 _GPU = re.compile(r"^GPU (?P<index>\d+):")
 
 
-def visible(environment: dict[str, str] | None = None) -> tuple[str, ...]:
-    """The devices that this process may use, as values for ``CUDA_VISIBLE_DEVICES``.
+def visible(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The devices that this process may use, as values for the variable that chooses among them.
 
     What the caller's ``CUDA_VISIBLE_DEVICES`` lists (indices, UUIDs or MIG instances, up to the first invalid one, as
-    CUDA itself reads it); without that variable, what ``nvidia-smi`` lists: each MIG instance of a GPU that is split,
-    else the GPU. Empty where there is none, or no ``nvidia-smi``.
+    CUDA itself reads it), or the ``HIP_VISIBLE_DEVICES`` of ROCm; without either, what ``nvidia-smi`` lists: each MIG
+    instance of a GPU that is split, else the GPU. Empty where there is none, or no ``nvidia-smi``: a caller on ROCm
+    who wants several workers has to list the devices.
     """
     environment = dict(os.environ) if environment is None else environment
-    if VISIBLE in environment:
-        return _listed(environment[VISIBLE])
+    if (variable := _variable(environment)) in environment:
+        return _listed(environment[variable])
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
     except (OSError, subprocess.SubprocessError):
         return ()
     return parse(done.stdout)
+
+
+def _variable(environment: Mapping[str, str]) -> str:
+    """The variable that lists devices: a torch built for ROCm calls itself cuda, and minds both."""
+    return HIP if HIP in environment and VISIBLE not in environment else VISIBLE
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -72,10 +79,11 @@ def assign(specs: MutableSequence[Any], devices: Sequence[str]) -> None:
     """
     import execnet
 
+    variable = _variable(os.environ)
     for number, spec in enumerate(specs):
         given = {}
-        if VISIBLE not in spec.env and devices:
-            given[VISIBLE] = devices[number % len(devices)]
+        if variable not in spec.env and devices:
+            given[variable] = devices[number % len(devices)]
         place = number % len(devices) if devices else 0
         sharers = len(range(place, len(specs), len(devices) or 1))
         if sharers > 1:

@@ -188,6 +188,17 @@ def test_workers_divide_the_memory_of_a_device_that_they_share() -> None:
     assert shares(unknown) == [(None, "0.450"), (None, "0.450")]
 
 
+def test_a_list_for_rocm_is_kept_to_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3")
+    assert devices.visible() == ("2", "3")
+    workers = specs_of(2)
+    devices.assign(workers, devices.visible())
+    assert [spec.env for spec in workers] == [{"HIP_VISIBLE_DEVICES": "2"}, {"HIP_VISIBLE_DEVICES": "3"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert devices.visible() == ("7",)
+
+
 @pytest.mark.usefixtures("machine_with_gpus")
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_an_item_that_runs_out_of_memory_is_an_error_and_the_others_finish(
