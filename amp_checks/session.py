@@ -151,6 +151,7 @@ class Session:
             return
         try:
             self._check_conditions()
+            self._check_targets()
             self._begin()
         except UsageError as error:
             self._abort(str(error))
@@ -175,6 +176,17 @@ class Session:
                 reason = self.environment["backends"][backend.id]
                 if reason is not None:
                     raise UsageError(f"CUDA is required (--require-cuda), but {backend.id} cannot run: {reason}")
+
+    def _check_targets(self) -> None:
+        """Refuse to start where the reports could not be written at the end."""
+        option, start = self.config.option, self.config.invocation_params.dir
+        if option.collectonly:
+            return
+        if option.amp_json and option.amp_json != "-":
+            json_format.check_target(start / option.amp_json)
+        for kind in FORMATS.values() if option.amp_report_dir else ():
+            json_format.check_target(start / option.amp_report_dir / kind.file)
+        self.stream.claim()
 
     def _begin(self) -> None:
         """Make ready for an end that is no good one: a report on disk from the start, and SIGTERM as an interrupt."""
@@ -276,6 +288,7 @@ class Session:
         if self.aborted or self.config.option.collectonly:
             return
         session.exitstatus = self._conclude(int(session.exitstatus), stopped=bool(session.shouldfail))
+        self.stream.release()
         if self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

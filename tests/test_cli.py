@@ -62,6 +62,33 @@ def test_bad_input_is_one_line_and_status_4(
     assert "Traceback" not in told.out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["env", "--json"], ["policy", "--json"], ["policy", "--unsupported", "--json"], ["selftest", "--json"]),
+        *(["ranges", "--json"], ["ranges", "--backend", "cpu-float16", "--plot"]),
+        *(["audit", "case.py:case", "--json"], ["audit", "case.py:case", "--html"]),
+        *(["report", "no_such.json", "-o"], ["diff", "2.13.0", "2.14.1", "-o"]),
+        *(["diff", "--results", "2.13.0", "2.14.1", "-o"], ["run", "--backend", "cpu-float16", "--json"]),
+        ["run", "--backend", "cpu-float16", "--report-dir"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # set by `run`: leave the environment as it was
+    monkeypatch.setattr("amp_checks.report.Format.lacks", lambda _: None)
+    (tmp_path / "taken").touch()
+    for target, message in ((str(tmp_path / "taken" / "x"), "taken is no folder"), ("", "is given an empty name")):
+        assert cli.entry([*command, target]) == 4
+        told = capfd.readouterr()
+        (line,) = told.err.splitlines()
+        assert line.startswith("amp-checks: error: ")
+        assert message in line
+        assert "Traceback" not in told.out
+
+
 def test_env_says_what_there_is_and_why_a_backend_is_missing() -> None:
     done = amp_checks("env")
     assert done.returncode == 0

@@ -190,12 +190,17 @@ def test_an_interrupted_run_keeps_what_finished_marked_incomplete(
     assert [entry["id"] for entry in written["results"]] == ["check_stub-one-cpu-float16"]
 
 
-def test_results_that_cannot_be_written_are_an_error(pytester: pytest.Pytester, stub_suite: Install) -> None:
+def test_results_that_cannot_be_written_are_refused_before_anything_runs(
+    pytester: pytest.Pytester, stub_suite: Install
+) -> None:
     stub_suite([StubCase(id="one")])
     (pytester.path / "taken").write_text("a file where a folder should be", encoding="utf-8")
-    done = pytester.runpytest_inprocess("--pyargs", "amp_checks", *CPU, "--amp-json", "taken/out.json")
-    assert done.ret == 3
-    done.stdout.fnmatch_lines(["amp-checks: error: the report *taken/out.json cannot be written: *"])
+    for target in ("taken/out.json", "."):
+        done = pytester.runpytest_inprocess("--pyargs", "amp_checks", *CPU, "--amp-json", target)
+        assert done.ret == 4
+        done.stderr.fnmatch_lines(["amp-checks: error: the report * cannot be written: *"])
+        assert len(done.errlines) == 1
+        done.stdout.no_fnmatch_line("*passed*")
 
 
 def test_json_on_standard_output(pytester: pytest.Pytester, stub_suite: Install) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401 - loaded here once, it is not loaded again by every run inside this process
+from documents import audited
 from stubs import StubCase
 
 from amp_checks import cli
 from amp_checks.core import Finding, Result, Status, SuiteError, exact
 from amp_checks.report import FORMATS, github, json_format
-from amp_checks.report.stream import FILE
+from amp_checks.report.stream import FILE, Stream
 
 ENVIRONMENT: dict[str, Any] = {
     "torch": "2.13.0",
@@ -90,8 +91,68 @@ def test_a_malformed_result_gives_one_message(change: dict[str, Any]) -> None:
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "other.json"
     file.write_text(text, encoding="utf-8")
-    assert cli.entry(["report", str(file)]) == 3
-    assert capsys.readouterr().err.startswith(f"amp-checks: error: {file} ")
+    for command in (["report", str(file)], ["diff", str(file), str(file)]):
+        assert cli.entry(command) == 4
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"amp-checks: error: {file} ")
+
+
+@pytest.mark.parametrize("name", ["no_such.json", "."], ids=["missing", "folder"])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.entry(["report", str(tmp_path / name)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be read as results: " in line
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> str:
+    content: dict[str, Any] = json.loads(json_format.dumps(document()))
+    change(content)
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            edited(lambda c: c.update(version=2)),
+            "this amp_checks reads version 1: install the amp_checks that wrote it",
+        ),
+        (edited(lambda c: c["results"].pop()), "its summary does not agree with its results: "),
+        (edited(lambda c: c["results"][1].update(status="failed")), "its summary does not agree with its results: "),
+        (edited(lambda c: c["summary"].pop("planted")), "planted is None, and by the results 0"),
+        (edited(lambda c: c["results"].__setitem__(0, c["results"][1])), "two of its results are of one item"),
+        (
+            edited(lambda c: c["results"][3].update(case="bmm")),
+            "the result 'check_output_dtype-mm-cuda-float16' is one of",
+        ),
+        (edited(lambda c: c["results"][0].update(message=None)), "malformed result"),
+        (edited(lambda c: c["seconds"].update({c["results"][0]["id"]: "soon"})), "malformed result"),
+        (edited(lambda c: c["environment"].pop("devices")), "its environment lacks devices"),
+        (edited(lambda c: c.update(errors="none")), "its 'errors' is missing or of another type"),
+        (edited(lambda c: c.update(audits=[{"case": "mine"}])), "malformed audit"),
+        (edited(lambda c: c)[:-200], "it is no JSON, or cut short"),
+        ("[" * 100_000, "it is no JSON, or cut short"),
+    ],
+)
+def test_a_file_that_was_cut_or_edited_is_one_message(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(text, encoding="utf-8")
+    good = tmp_path / "good.json"
+    json_format.write(good, document())
+    for command in (["report", str(good), str(file)], ["diff", str(good), str(file)]):
+        assert cli.entry(command) == 4
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("amp-checks: error: ")
+        assert str(file) in line
+        assert message in line
+
+
+def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(b"\xef\xbb\xbf" + json_format.dumps(document()).replace("\n", "\r\n").encode())
+    assert json_format.read(file) == json.loads(json_format.dumps(document()))
 
 
 def test_junit_counts_each_status_and_holds_the_measured_error() -> None:
@@ -159,8 +220,73 @@ def test_parts_that_contradict_each_other_do_not_merge(tmp_path: Path, capsys: p
     for number, status in enumerate((Status.PASSED, Status.FAILED)):
         files.append(tmp_path / f"{number}.json")
         json_format.write(files[-1], document([result("mm", status, WRONG)]))
-    assert cli.entry(["report", *map(str, files)]) == 3
+    assert cli.entry(["report", *map(str, files)]) == 4
     assert "different results for check_output_dtype-mm-emulated-cuda-float16" in capsys.readouterr().err
+
+
+def test_a_file_given_twice_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    json_format.write(file, document() | {"curves": [{"item": "a", "title": "b", "lines": []}]})
+    assert cli.entry(["report", str(file), str(file), "--format", "json"]) == 0
+    twice = json.loads(capsys.readouterr().out)
+    assert twice.pop("environments") == [{}, {}]
+    assert twice == json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_what_the_parts_selected_is_selected_by_the_whole() -> None:
+    parts = [
+        {"backends": ["cpu-float16"], "families": ["ops"], "items": [], "full": False, "plant": None},
+        {"backends": ["cuda-float16"], "families": ["ops", "scaler"], "items": ["x"], "full": True, "plant": None},
+    ]
+    contents = [document(RESULTS[:1]) | {"selection": part} for part in parts]
+    assert json_format.merge(contents)["selection"] == {
+        "backends": ["cpu-float16", "cuda-float16"],
+        "families": ["ops", "scaler"],
+        "items": [],
+        "full": True,
+        "plant": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("results", "more", "status", "verdict"),
+    [
+        (RESULTS[:1], {}, 0, ""),
+        (RESULTS[:3], {"complete": False}, 1, "AMP IS WRONG: 1 of 2 checks failed"),
+        ([RESULTS[0], RESULTS[2]], {"complete": False}, 3, "NO VERDICT: 1 checks broke"),
+        (RESULTS[:1], {"complete": False}, 2, "NO VERDICT: the run did not finish"),
+        (RESULTS[:1], {"errors": ["CUDA is required"]}, 4, "NO VERDICT: CUDA is required"),
+        (RESULTS[5:], {}, 4, "NO VERDICT: nothing ran"),
+        ([], {}, 4, "NO VERDICT: nothing ran"),
+    ],
+    ids=["right", "failed", "error", "incomplete", "conditions", "unavailable", "nothing"],
+)
+def test_a_report_gates_as_the_whole_run_would(
+    tmp_path: Path,
+    results: Sequence[Result],
+    more: dict[str, Any],
+    status: int,
+    verdict: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    json_format.write(files[0], document(results[:1]))
+    json_format.write(files[1], document(results) | more)
+    command = ["report", *map(str, files), "-o", str(tmp_path / "report.md")]
+    assert cli.entry(command) == 0
+    capsys.readouterr()
+    assert cli.entry([*command, "--gate"]) == status
+    err = capsys.readouterr().err
+    assert err.startswith(f"amp-checks: error: {verdict}" if status else "")
+    assert len(err.splitlines()) == (1 if status else 0)
+    assert (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(("count", "status"), [(2, 1), (1, 0), (0, 4)], ids=["errors", "no errors", "none"])
+def test_a_report_of_audits_gates_too(tmp_path: Path, count: int, status: int) -> None:
+    file = tmp_path / "audits.json"
+    json_format.write(file, json_format.audits_document(audited()[::-1][:count]))
+    assert cli.entry(["report", str(file), "--format", "json", "--gate"]) == status
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -205,14 +331,28 @@ def test_an_interrupted_run_leaves_a_report_marked_incomplete(
     assert "**Incomplete**" in (pytester.path / "report" / "summary.md").read_text(encoding="utf-8")
 
 
-def test_a_report_folder_that_cannot_be_written_is_an_error(
+def test_a_report_folder_that_cannot_be_written_is_refused_before_anything_runs(
     pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
 ) -> None:
     stub_suite([StubCase(id="one"), StubCase(id="two")])
     (pytester.path / "taken").write_text("a file where a folder should be", encoding="utf-8")
     done = run(pytester, "--amp-report-dir", "taken")
-    assert done.ret == 3
-    done.stdout.fnmatch_lines(["amp-checks: error: the report *taken* cannot be written: *", "*2 passed*"])
+    assert done.ret == 4
+    done.stderr.fnmatch_lines(["amp-checks: error: the report *taken* cannot be written: *taken is no folder"])
+    done.stdout.no_fnmatch_line("*passed*")
+
+
+def test_two_runs_do_not_share_a_report_folder(
+    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
+) -> None:
+    stub_suite([StubCase(id="one")])
+    other = Stream(pytester.path / "report")
+    other.claim()
+    done = run(pytester, "--amp-report-dir", "report")
+    assert done.ret == 4
+    done.stderr.fnmatch_lines(["amp-checks: error: another run is writing its reports into *report: *"])
+    other.release()
+    assert run(pytester, "--amp-report-dir", "report").ret == 0
 
 
 def test_markdown_tables_what_was_covered_of_gradient_scaling() -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -32,7 +33,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_checks.core import Finding, Result, Status, SuiteError
+from amp_checks.core import Finding, Result, Status, SuiteError, UsageError
 from amp_checks.report import summary
 
 SCHEMA = "amp_checks/results"
@@ -80,7 +81,10 @@ def result_from_json(entry: dict[str, Any]) -> Result:
             for part in entry["findings"]
         )
         fields = {field.name: entry[field.name] for field in dataclasses.fields(Result) if field.name in entry}
-        return Result(**{**fields, "status": Status(entry["status"]), "findings": findings})
+        result = Result(**{**fields, "status": Status(entry["status"]), "findings": findings})
+        texts = (result.check, result.case, result.family, result.backend, result.message, result.detail)
+        "".join((*texts, *(text for finding in findings for text in (finding.subject, finding.why))))  # text, no other
+        return dataclasses.replace(result, seconds=float(result.seconds), emulated=bool(result.emulated))
     except (KeyError, TypeError, ValueError) as error:
         raise SuiteError(f"malformed result {entry.get('id', '?')!r}: {type(error).__name__}: {error}") from error
 
@@ -137,11 +141,11 @@ def results_of(content: dict[str, Any]) -> list[Result]:
 def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Several runs (shards, devices) as one document, and audits with it; audits alone stay audits.
 
-    Complete only if every part is. The environment is the first part's; where another part's differs, its differing
-    values stand in ``environments``, part by part.
+    Complete only if every part is; selected is what any part selects. The environment is the first part's; where
+    another part's differs, its differing values stand in ``environments``, part by part.
 
     Raises:
-        SuiteError: two parts hold different verdicts on the same item: they are no parts of one run; compare them
+        UsageError: two parts hold different verdicts on the same item: they are no parts of one run; compare them
             instead.
     """
     if len(contents) == 1:
@@ -164,31 +168,61 @@ def _found_by(audits: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"the audit of {audit.get('case')} under {audit.get('backend')} found {count} errors"
 
 
+def gate(content: dict[str, Any]) -> tuple[int, str]:
+    """The exit status of a run with these results and audits, and its verdict; an audit with errors is wrong AMP."""
+    found = list(_found_by(content.get("audits", ())))
+    if "results" not in content:
+        return (1, found[0]) if found else (0, "no errors") if content["audits"] else (4, "NO VERDICT: nothing ran")
+    results = results_of(content)
+    state: dict[str, Any] = {"complete": content["complete"], "errors": content.get("errors", ())}
+    status, verdict = summary.exit_status(results, **state), summary.verdict(results, **state)
+    return (1, found[0]) if found and status != 1 else (status, verdict)
+
+
 def _merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Result] = {}
     for content in contents:
         for result in results_of(content):
             other = merged.setdefault(result.id, result)
             if dataclasses.replace(other, seconds=result.seconds) != result:
-                raise SuiteError(f"two of the files hold different results for {result.id}: nothing to merge")
+                raise UsageError(
+                    f"two of the files hold different results for {result.id}: they are no parts of one run; "
+                    "amp-checks diff compares two runs"
+                )
     results = list(merged.values())
     first = contents[0]["environment"]
     whole = document(
         results,
         environment=first,
-        selection=contents[0]["selection"],
+        selection=_selected([content.get("selection", {}) for content in contents]),
         complete=all(content["complete"] for content in contents),
         errors=list(dict.fromkeys(error for content in contents for error in content.get("errors", ()))),
     )
     if tests := {item: test for content in contents for item, test in content.get("tests", {}).items()}:
         whole["tests"] = tests
-    if curves := [curve for content in contents for curve in content.get("curves", ())]:
+    curves: list[Any] = []
+    for curve in (curve for content in contents for curve in content.get("curves", ())):
+        curves += [curve] if curve not in curves else []
+    if curves:
         whole["curves"] = curves
     whole["environments"] = [
         {name: value for name, value in content["environment"].items() if first.get(name) != value}
         for content in contents
     ]
     return whole
+
+
+def _selected(selections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several runs selected together: lists joined, an empty one (everything) stays so; else what any part has."""
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for selection in selections for name in selection):
+        values = [selection.get(name) for selection in selections]
+        if isinstance(values[0], list):
+            parts = [value for value in values if isinstance(value, list)]
+            joined[name] = list(dict.fromkeys(one for part in parts for one in part)) if all(values) else []
+        else:
+            joined[name] = next((value for value in values if value), values[0])
+    return joined
 
 
 def dumps(content: dict[str, Any]) -> str:
@@ -207,8 +241,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """As `write`, for the text of any format."""
-    # Not tempfile: its files are for their owner alone, and a report is for whoever may read the folder.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary = _beside(path)
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # a device or a pipe, /dev/stdout say, is written to, not replaced
@@ -219,30 +252,114 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
+        raise SuiteError(_cannot_write(path, error)) from error
+
+
+def check_target(path: Path) -> None:
+    """Try, before anything runs, whether `write` will be able to write there; its folder is made.
+
+    Raises:
+        UsageError: it will not.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return  # opening a pipe would wait for its reader
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UsageError(_cannot_write(path, error)) from error
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    # Not tempfile: its files are for their owner alone, and a report is for whoever may read the folder.
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    reason: object = error.strerror or error
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        reason = f"{next(parent for parent in path.parents if parent.exists())} is no folder"
+    return f"the report {path} cannot be written: {reason}"
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a document back, or what a killed run left of one (`amp_checks.report.stream`).
 
     Raises:
-        SuiteError: no such file, not JSON, or not of this schema and version.
+        UsageError: no such file, not JSON, not of this schema and version, a part of it missing or malformed, or its
+            summary does not agree with its results.
     """
-    from amp_checks.report import stream
+    from amp_checks.report import audits, stream
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content: dict[str, Any] = {} if stream.is_stream(text) else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise SuiteError(f"{path} cannot be read as results: {error}") from error
-    if stream.is_stream(text):
-        return stream.read(path, text)
-    named = (content.get("schema"), content.get("version")) if isinstance(content, dict) else ()
-    if named == (AUDITS, VERSION) and isinstance(content.get("audits"), list):
-        return content
-    if named != (SCHEMA, VERSION):
-        raise SuiteError(f"{path} holds no results of schema {SCHEMA!r} or {AUDITS!r}, version {VERSION}")
-    for name, kind in (("results", list), ("environment", dict), ("summary", dict), ("complete", bool)):
-        if not isinstance(content.get(name), kind):
-            raise SuiteError(f"{path} is no whole results document: its {name!r} is missing or of another type")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read as results: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as results: it is no JSON, or cut short: {error}") from error
+    try:
+        if stream.is_stream(text):
+            content = stream.read(path, text)
+        _check_schema(path, content)
+        if content["schema"] == SCHEMA:
+            _check_parts(path, content)
+        audits.arrange(content.get("audits", ()))
+    except UsageError:
+        raise
+    except SuiteError as error:
+        raise UsageError(f"{path}: {error}") from error
     return content
+
+
+def _check_schema(path: Path, content: Any) -> None:
+    schema, version = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (None, None)
+    if schema not in (SCHEMA, AUDITS):
+        raise UsageError(f"{path} holds no results of schema {SCHEMA!r} or {AUDITS!r}, version {VERSION}")
+    if version != VERSION:
+        raise UsageError(other_version(path, schema, version, VERSION))
+    if schema == AUDITS and not isinstance(content.get("audits"), list):
+        raise UsageError(f"{path} is no whole document of audits: its 'audits' is missing or of another type")
+
+
+def other_version(path: Path, schema: str, version: object, known: int) -> str:
+    """What to say of a file whose layout is not the one that this amp_checks knows."""
+    newer = isinstance(version, int) and version > known
+    remedy = "install the amp_checks that wrote it, or a newer one" if newer else "write it again"
+    return f"{path} is of version {version!r} of {schema!r}, and this amp_checks reads version {known}: {remedy}"
+
+
+_PARTS = (
+    *(("results", list), ("environment", dict), ("summary", dict), ("complete", bool)),
+    *(("selection", dict), ("errors", list), ("seconds", dict), ("tests", dict), ("curves", list), ("audits", list)),
+)
+"""Parts of a document with their types; those from ``selection`` on may be left out."""
+
+
+def _check_parts(path: Path, content: dict[str, Any]) -> None:
+    for number, (name, kind) in enumerate(_PARTS):
+        if not (isinstance(content.get(name), kind) or (number >= 4 and name not in content)):
+            raise UsageError(f"{path} is no whole results document: its {name!r} is missing or of another type")
+    environment = content["environment"]
+    if lacking := [name for name in ("torch", "devices", "driver", "backends") if name not in environment]:
+        raise UsageError(f"{path} is no whole results document: its environment lacks {', '.join(lacking)}")
+    results = results_of(content)
+    for entry, result in zip(content["results"], results, strict=True):
+        if entry.get("id") != result.id:
+            raise UsageError(f"{path} was edited: the result {entry.get('id')!r} is one of {result.id!r}")
+    if len({result.id for result in results}) != len(results):
+        raise UsageError(f"{path} was edited: two of its results are of one item")
+    found = encode(summary.summarise(results))
+    if odd := [name for name, value in found.items() if content["summary"].get(name) != value]:
+        one = odd[0]
+        raise UsageError(
+            f"{path} was cut or edited: its summary does not agree with its results: {one} is "
+            f"{content['summary'].get(one)}, and by the results {found[one]}"
+        )

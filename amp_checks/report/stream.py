@@ -10,11 +10,16 @@ import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from amp_checks import backends
-from amp_checks.core import Result, Status, SuiteError
+from amp_checks.core import Result, Status, SuiteError, UsageError
 from amp_checks.report import json_format
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FILE = "results.partial.jsonl"
 SCHEMA = "amp_checks/results.partial"
@@ -30,6 +35,32 @@ class Stream:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / FILE if folder is not None else None
+        self._claim: TextIO | None = None
+
+    def claim(self) -> None:
+        """Keep other runs out of the folder, on systems that have locks, until `release` or the end of the process.
+
+        Raises:
+            UsageError: another run is writing there.
+        """
+        if self._path is None or fcntl is None:
+            return
+        with contextlib.suppress(OSError):  # what is wrong with the folder is said by whoever writes there
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._claim = self._path.open("a", encoding="utf-8")
+            try:
+                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                raise UsageError(
+                    f"another run is writing its reports into {self._path.parent}: wait for it, or name another folder"
+                ) from None
+
+    def release(self) -> None:
+        """Let other runs into the folder."""
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def begin(self, *, environment: dict[str, Any], selection: dict[str, Any], replaces: Iterable[str]) -> None:
         """Start the file, and remove the reports of an earlier run, which would outlive this one if it were killed.
@@ -117,18 +148,19 @@ def read(path: Path, text: str) -> dict[str, Any]:
     """A results document of what a killed run left: incomplete, items that had begun and not finished as errors.
 
     Raises:
-        SuiteError: another version, or a line that is no result; a last line that was cut short is let go.
+        UsageError: another version, or a line that is no JSON; a last line that was cut short is let go.
+        SuiteError: a line that is no result.
     """
     whole = text[: text.rfind("\n") + 1].splitlines()
     try:
         head, *entries = [json.loads(line) for line in whole]
         if head["version"] != VERSION:
-            raise SuiteError(f"{path} is of version {head['version']!r} of {SCHEMA!r}, not {VERSION}")
+            raise UsageError(json_format.other_version(path, SCHEMA, head["version"], VERSION))
         results = {entry["id"]: json_format.result_from_json(entry) for entry in entries if "begun" not in entry}
         begun = [entry["begun"] for entry in entries if "begun" in entry]
         environment, selection = head["environment"], head["selection"]
     except (ValueError, KeyError, TypeError) as error:
-        raise SuiteError(f"{path} cannot be read as results: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path} cannot be read as results: {type(error).__name__}: {error}") from error
     for item in begun:
         results.setdefault(item, unfinished(item, "the run ended while this item ran"))
     return json_format.document(results.values(), environment=environment, selection=selection, complete=False)

@@ -91,3 +91,21 @@ def verdict(results: Sequence[Result], *, complete: bool = True, errors: Sequenc
     if errors:
         return f"NO VERDICT: {errors[0]}; {len(ran)} checks ran on {told}"
     return f"AMP is right: {len(ran)} checks ran on {told}"
+
+
+def exit_status(results: Iterable[Result], *, complete: bool = True, errors: Sequence[str] = ()) -> int:
+    """What goes with `verdict` as a process ends: 0 right, 1 wrong, 2 not finished, 3 broken, 4 conditions not met.
+
+    Args:
+        results: of one run, or of several merged.
+        complete: whether the run came to its end.
+        errors: conditions of the run as a whole that are not met.
+    """
+    counts = count(results)
+    if counts[Status.FAILED]:
+        return 1
+    if counts[Status.ERROR]:
+        return 3
+    if not complete:
+        return 2
+    return 4 if errors or not any(counts[status] for status in RAN) else 0

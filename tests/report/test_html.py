@@ -203,8 +203,9 @@ def test_a_malformed_curve_gives_one_message(change: dict[str, Any]) -> None:
 
 
 def test_curves_of_parts_are_kept_in_the_whole() -> None:
-    parts = [document(RESULTS[:2], curves=CURVES), document(RESULTS[2:], curves=CURVES)]
-    assert json_format.merge(parts)["curves"] == CURVES * 2
+    other = [CURVES[0] | {"title": "another"}]
+    parts = [document(RESULTS[:2], curves=CURVES), document(RESULTS[2:], curves=[*CURVES, *other])]
+    assert json_format.merge(parts)["curves"] == [*CURVES, *other]
 
 
 def test_merged_parts_say_where_each_ran() -> None:
