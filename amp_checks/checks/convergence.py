@@ -340,13 +340,14 @@ def _fp32(task: Task, backend: Backend, seed: int, *, leave_out: frozenset[int] 
     return _fp32_on("cpu" if backend.emulated else backend.device_type, task, seed, leave_out)
 
 
-@functools.lru_cache(maxsize=256)
+# Room for all runs of a gate, in whatever order its items come.
+@functools.lru_cache(maxsize=512)
 def _fp32_on(device: str, task: Task, seed: int, leave_out: frozenset[int]) -> Trajectory:
     return loop.train(task, precision=loop.fp32(device), device=device, seed=seed, leave_out=leave_out)
 
 
 # A backend with a fault in it is another backend, so no fault meets the runs of a healthy one.
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _amp(task: Task, backend: Backend, seed: int) -> Trajectory:
     return loop.train(task, precision=task.amp(backend), device=backend.device_type, seed=seed)
 
