@@ -39,14 +39,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
     run.add_argument("--family", action="append", default=[], metavar="F", help=", ".join(suite.FAMILIES))
     run.add_argument("--item", action="append", default=[], metavar="ID", help="one item by its id, repeatable")
-    run.add_argument("--plant", metavar="FAULT", help="plant that fault (see selftest), to see checks fail")
+    run.add_argument("--plant", metavar="FAULT", help="plant that fault, to see checks fail; see selftest --list")
     run.add_argument("--full", action="store_true", help="also the rows left to a nightly run")
     run.add_argument("--require-cuda", action="store_true", help="the gate: fail unless a CUDA device ran the checks")
     run.add_argument("--expect-torch", metavar="VERSION", help="fail unless torch is of this version")
     run.add_argument("--json", metavar="FILE", help="write the results there ('-': standard output)")
     run.add_argument("--report-dir", metavar="DIR", help="write every report format into that folder")
     run.add_argument(
-        "--time-limit", type=time_limit.seconds, metavar="SECONDS", help="end an item that runs longer, and name it"
+        "--time-limit",
+        type=time_limit.seconds,
+        metavar="SECONDS",
+        help=f"end an item that runs longer, and name it; 0 for no limit (default: {time_limit.SECONDS:g})",
     )
     run.add_argument("-n", "--workers", metavar="N", help="parallel workers, a number or auto (needs pytest-xdist)")
     run.add_argument("-k", metavar="EXPRESSION", help="only items whose id matches, as in pytest")
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     selftest = commands.add_parser("selftest", help="plant every fault: caught, survived")
     selftest.add_argument("--family", action="append", default=[], metavar="F")
     selftest.add_argument("--backend", action="append", default=[], metavar="ID")
+    selftest.add_argument("--list", action="store_true", help="name the faults that run --plant takes, and plant none")
     selftest.add_argument("--json", metavar="FILE")
     selftest.set_defaults(function=_selftest)
 
@@ -99,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_ranges(ranges: argparse.ArgumentParser) -> None:
     ranges.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
     ranges.add_argument("--op", action="append", default=[], metavar="NAME", help="repeatable, * and ? as in the shell")
+    ranges.add_argument("--list", action="store_true", help="name the ops, and measure nothing")
     ranges.add_argument("--json", metavar="FILE", help="write the table there ('-': standard output)")
     ranges.add_argument("--plot", metavar="FILE.svg", help="draw one backend (needs the extra report)")
     ranges.set_defaults(function=_ranges)

@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -256,6 +256,7 @@ class Backend:
         return self.grad_scaler(self.device_type, **settings)
 
 
+@runtime_checkable
 class Case(Protocol):
     """One row of a table: what to run, what is expected and why. Frozen; holds no test directives.
 

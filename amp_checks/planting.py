@@ -71,7 +71,7 @@ def mutant(name: str) -> Mutant:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise UsageError(f"unknown planted fault {name!r}{hint} (amp_checks.planting.mutants lists them)")
+        raise UsageError(f"unknown planted fault {name!r}{hint}; amp-checks selftest --list names them all")
     return known[name]
 
 

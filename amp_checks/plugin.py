@@ -110,6 +110,7 @@ class Hooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if self._session is not None:
             self._session.expect(_names(item.nodeid for item in session.items))
+            self._session.broken_modules = session.testsfailed
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,18 +30,24 @@ MEANING = (
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and print the ranges.
+    """Measure and print the ranges, or with ``--list`` print the names of the ops.
 
     Raises:
         UsageError: an op or a backend is unknown, or cannot run here; or a plot of several backends is asked for.
     """
+    cases = _named(args.op)
+    if args.list:
+        sys.stdout.write("\n".join(case.name for case in cases) + "\n")
+        return 0
     chosen = backends.resolve(args.backend)
     for backend in chosen:
         if (reason := backends.why_unavailable(backend.id)) is not None:
             raise UsageError(f"{backend.id} cannot run: {reason}")
     if args.plot and len(chosen) > 1:
         raise UsageError("--plot draws one backend: name it with --backend")
-    lines, without = measured(_named(args.op), chosen)
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'amp-checks[report]'")
+    lines, without = measured(cases, chosen)
     if args.json == "-":
         sys.stdout.write(json_format.dumps(document(lines, without)))
         return 0
@@ -63,8 +70,8 @@ def _named(patterns: Sequence[str]) -> list[RangeCase]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.5)
-            hint = f"is it {' or '.join(map(repr, near))}?" if near else f"the table has {len(names)} others"
-            raise UsageError(f"unknown op {pattern!r}; {hint}")
+            hint = f"is it {' or '.join(map(repr, near))}? " if near else ""
+            raise UsageError(f"unknown op {pattern!r}; {hint}amp-checks ranges --list names all {len(names)}")
     return [
         case for case in CASES if not patterns or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)
     ]

@@ -63,7 +63,7 @@ def run(families: Sequence[str], chosen: Sequence[Backend], progress: Progress) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the tallies; 1 where a fault survived unexplained, else 0.
+    """Print the tallies, or with ``--list`` the faults; 1 where a fault survived unexplained, else 0.
 
     Raises:
         UsageError: a family or backend is unknown, or a chosen backend cannot run here.
@@ -71,6 +71,9 @@ def main(args: argparse.Namespace) -> int:
     if unknown := next((name for name in args.family if name not in planting.FAMILIES), None):
         raise UsageError(f"unknown family {unknown!r}; there are {', '.join(planting.FAMILIES)}")
     families = [name for name in planting.FAMILIES if name in args.family] or planting.FAMILIES
+    if args.list:
+        sys.stdout.write("\n".join(_listed(families, backends.resolve(args.backend) if args.backend else ())) + "\n")
+        return 0
     chosen = backends.resolve(args.backend)
     for backend in chosen:
         if (reason := backends.why_unavailable(backend.id)) is not None:
@@ -93,6 +96,18 @@ def main(args: argparse.Namespace) -> int:
     if not any(tally.total for _, tally in tallies):
         raise SuiteError("no fault was planted: none exists on the chosen backends")
     return int(any(tally.survived for _, tally in tallies))
+
+
+def _listed(families: Sequence[str], chosen: Sequence[Backend]) -> Iterator[str]:
+    """The faults that can be planted by name: id, family and, in words, what is broken."""
+    told = [
+        (mutant.id, family, mutant.fault)
+        for family in families
+        for mutant in planting.mutants(family)
+        if not chosen or any(mutant.applies(backend) for backend in chosen)
+    ]
+    width = max((len(name) for name, _, _ in told), default=0)
+    return (f"{name:<{width}}  {family:<11}  {fault}" for name, family, fault in told)
 
 
 def describe(tally: Tally) -> str:

@@ -42,6 +42,7 @@ class Session:
         self.collected: set[str] = set()
         self.expected: set[str] = set()
         self.lost_workers = 0
+        self.broken_modules = 0
         self.complete = True
         self._on_sigterm = False
         self.others_failed = False
@@ -115,10 +116,19 @@ class Session:
         known = {item.id: item for item in found}
         for name in option.amp_item:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; the nearest is {near[0]!r}" if near else ""
-                raise UsageError(f"unknown item {name!r}{hint}; --collect-only lists them")
+                raise UsageError(self._why_not(name, known))
         return [item for item in found if item.id in option.amp_item]
+
+    def _why_not(self, name: str, known: Iterable[str]) -> str:
+        """Why no item of that id is among those to run: others were asked for, or there is none."""
+        its_own = backends.backend(_backend_of(name))
+        for item in suite.collect_or_explain(backends=[its_own], full=True):
+            if item.id == name:
+                asked = "--backend" if its_own not in self.backends else "--family"
+                return f"{name} is an item of {item.case.family} on {its_own.id}, which {asked} leaves out"
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        return f"unknown item {name!r}{hint}; --collect-only lists them"
 
     def _planted(self, name: str) -> list[suite.Item]:
         """Every check on the case of a planted fault, with the fault in place: the red demonstration."""
@@ -304,6 +314,8 @@ class Session:
         self.complete = normal and not missing and not self.lost_workers
         if self.complete:
             self.errors += self._unmet()
+        elif ended == pytest.ExitCode.INTERRUPTED and self.broken_modules and not self.results:
+            self.errors.append(f"{self.broken_modules} errors during collection: nothing ran")
         elif ended == pytest.ExitCode.INTERRUPTED:
             done = len(self.expected) - len(missing)
             self.errors.append(f"interrupted: {done} of {len(self.expected)} items finished; the rest is not counted")

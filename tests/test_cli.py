@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, cli
+from amp_checks import backends, cli, planting
 
 FEW = "nan"
 """Selects a handful of items, for tests on how they are run."""
@@ -44,6 +44,10 @@ def written(file: Path) -> dict[str, Any]:
         (["run", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),
         (["run", "-n", "two"], "-n takes a number or auto, not 'two'"),
         (["run", "--item", "nonsense"], "unknown item 'nonsense': an id ends with a backend"),
+        (["run", "--plant", "rule-remved-mm"], "'rule-removed-mm'; amp-checks selftest --list names them all"),
+        (["ranges", "--op", "nope"], "unknown op 'nope'; amp-checks ranges --list names all"),
+        (["ranges", "--op", "softmx"], "is it 'softmax.int' or "),
+        (["selftest", "--list", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),
     ],
 )
 def test_bad_input_is_one_line_and_status_4(
@@ -87,6 +91,20 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
         assert line.startswith("amp-checks: error: ")
         assert message in line
         assert "Traceback" not in told.out
+
+
+def test_faults_and_ops_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.entry(["selftest", "--list"]) == 0
+    faults = capsys.readouterr().out.splitlines()
+    assert len(faults) == sum(len(planting.mutants(family)) for family in planting.FAMILIES)
+    (line,) = [line for line in faults if line.startswith("rule-removed-mm ")]
+    assert line.split(maxsplit=2)[1:] == ["ops", planting.mutant("rule-removed-mm").fault]
+    assert cli.entry(["selftest", "--list", "--family", "scaler", "--backend", "emulated-cuda-float16"]) == 0
+    some = capsys.readouterr().out.splitlines()
+    assert 0 < len(some) < len(faults)
+    assert {line.split()[1] for line in some} == {"scaler"}
+    assert cli.entry(["ranges", "--list", "--op", "soft*"]) == 0
+    assert "softmax.int" in capsys.readouterr().out.splitlines()
 
 
 def test_env_says_what_there_is_and_why_a_backend_is_missing() -> None:

@@ -125,6 +125,17 @@ def test_an_unknown_item_names_the_nearest(pytester: pytest.Pytester, stub_suite
     done.stderr.fnmatch_lines(["*the nearest is 'check_stub-one-cpu-float16'*"])
 
 
+def test_an_item_that_other_options_leave_out_is_not_called_unknown(
+    pytester: pytest.Pytester, stub_suite: Install
+) -> None:
+    stub_suite([StubCase(id="one", full=True)])
+    done, _ = results(pytester, "--amp-item", "check_stub-one-cpu-bfloat16", *CPU)
+    assert done.ret == 4
+    done.stderr.fnmatch_lines(
+        ["*check_stub-one-cpu-bfloat16 is an item of stub on cpu-bfloat16, which --backend leaves out"]
+    )
+
+
 def test_an_item_is_found_by_its_id_alone_full_rows_too(pytester: pytest.Pytester, stub_suite: Install) -> None:
     stub_suite([StubCase(id="one"), StubCase(id="heavy", full=True)])
     done, written = results(pytester, "--amp-item", "check_stub-heavy-cpu-bfloat16")
@@ -269,6 +280,57 @@ def test_a_users_test_with_our_decorator_reports_its_results(pytester: pytest.Py
     done.stdout.fnmatch_lines(
         ["*output.dtype = float32, but should be float16*", "AMP IS WRONG: 1 of 2 checks failed on cpu-float16"]
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("[]", "nothing to run: some_cases is empty (backends: cpu-float16"),
+        (
+            "[CASE], backends=['cpu-bfloat16']",
+            "nothing to run: none of the 1 cases has a check that runs (backends: cpu-b",
+        ),
+        ("[1, 'x']", "some_cases[0] is 1, of type int, and no case: a case is a row of a family's table"),
+        ("[CASE, LOST]", "some_cases[1] is StubCase(id='lost'"),
+        ("CASE", "and should be a list of cases"),
+        ("'CASE'", "some_cases is 'CASE', and should be a list of cases"),
+        ("[CASE], backends=['cpu']", "unknown backend 'cpu'; there are cuda-float16"),
+        ("[CASE], backends=[1]", "unknown backend 1; there are cuda-float16"),
+        ("[CASE], backends='cpu-float16'", "backends is 'cpu-float16', and should be a list of ids"),
+        ("[CASE, CASE]", "two cases give an item of the id 'check_stub-mine-cpu-float16'"),
+    ],
+)
+def test_a_decorator_that_would_run_nothing_is_an_error_of_one_message(
+    pytester: pytest.Pytester, stub_suite: Install, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_suite([])
+    if backends.why_unavailable("cuda-float16") is None:
+        monkeypatch.setattr(backends, "default_ids", lambda **_: ("cpu-float16",))
+    pytester.makepyfile(
+        f"""
+        from stubs import StubCase
+        from amp_checks import parametrize_with_checks
+
+        CASE = StubCase(id="mine", backends=("cpu-float16",))
+        LOST = StubCase(id="lost", family="no_such")
+
+        @parametrize_with_checks({arguments})
+        def test_amp(item):
+            item()
+
+        def test_theirs():
+            pass
+        """
+    )
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--amp-json", "out.json")
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    done.stdout.fnmatch_lines(["amp-checks: error: 1 errors during collection: nothing ran"])
+    done.assert_outcomes(errors=1)
+    text = done.stdout.str()
+    assert "test_a_decorator_that_would_run_nothing_is_an_error_of_one_message.py:7: parametrize_with_checks: " in text
+    assert message in text
+    assert "Traceback" not in text
+    assert "suite.py" not in text
 
 
 def test_a_family_that_cannot_be_listed_is_an_error_and_the_others_run(

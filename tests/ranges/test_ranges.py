@@ -231,7 +231,7 @@ def test_the_lines_of_a_run_are_those_of_the_command(capsys: pytest.CaptureFixtu
     ("arguments", "message"),
     [
         (["--op", "softmax"], "unknown op 'softmax'; is it 'softmax.int'"),
-        (["--op", "zzzz"], "unknown op 'zzzz'; the table has"),
+        (["--op", "zzzz"], "unknown op 'zzzz'; amp-checks ranges --list names all"),
         (["--op", "exp", "--plot", "x.svg"], "--plot draws one backend: name it with --backend"),
         (["--backend", "cpu"], "unknown backend 'cpu'"),
     ],
