@@ -23,6 +23,12 @@ MANY = tuple(
     result(f"op_{n}.overload", Status.FAILED if n % 9 == 0 else Status.PASSED, error(4.0 if n % 9 == 0 else n / 200))
     for n in range(200)
 )
+LONG = "torch.utils.checkpoint.set_checkpoint_early_stop(False)" * 2
+WORDY = tuple(
+    result(f"{LONG}.{status}", status, error(4.0), message=LONG, detail=LONG if status is Status.ERROR else "")
+    for status in Status
+    if status is not Status.PASSED
+)
 
 CONTRAST = """
 (() => {
@@ -75,7 +81,7 @@ def show(page: chromium.Page, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
-@pytest.mark.parametrize("results", [RESULTS, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("results", [RESULTS, MANY, WORDY], ids=["few", "many", "long words"])
 def test_it_loads_clean_fits_the_screen_and_can_be_read(show: Any, results: Any, size: Any, scheme: str) -> None:
     page = show(document(results, curves=CURVES if results is RESULTS else []), size=size, scheme=scheme)
     assert page.errors == []
