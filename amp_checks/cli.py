@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     policy = commands.add_parser("policy", help="cast policies: declared, registered, observed")
     policy.add_argument("--backend", action="append", default=[], metavar="ID")
     policy.add_argument("--unsupported", action="store_true", help="the ops that do not run in 16 bits, and the remedy")
+    policy.add_argument(
+        "--fresh", action="store_true", help="with --unsupported: run torch's op database, recorded or not"
+    )
     policy.add_argument("--json", metavar="FILE")
     policy.set_defaults(function=_policy)
 
@@ -201,6 +204,8 @@ def _policy(args: argparse.Namespace) -> int:
         from amp_checks import support_table
 
         return support_table.main(args)
+    if args.fresh:
+        raise UsageError("--fresh goes with --unsupported: cast policies are looked at each time")
     from amp_checks import policy
 
     return policy.main(args)

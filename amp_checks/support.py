@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ class Found:
 
     Attributes:
         torch: its version.
-        machine: what it was run on: architecture and the CPU capability that torch's kernels use.
+        machine: what it was run on, as `machine` says it.
         ran: whether the device was there; else everything is a declaration.
         looked_at: how many ops were.
         ops: low dtype -> name -> what was seen, notable ops only.
@@ -163,6 +164,13 @@ def load(path: Path) -> dict[str, Found]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path} cannot be read as a record of low-precision support: {type(error).__name__}: {error}"
         raise SuiteError(message) from error
+
+
+def machine() -> str:
+    """What a record says of the machine: architecture and the CPU capability that torch's kernels use."""
+    import torch
+
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @functools.cache

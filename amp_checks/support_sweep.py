@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import platform
 import random
 import sys
 import warnings
@@ -27,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from amp_checks import backends
 from amp_checks.core import Backend, NotEmulated, first_line
 from amp_checks.numerics import dtype_name, randn, seed_of
-from amp_checks.support import DTYPES, Kind, Meets, Outcome, Seen, to_json
+from amp_checks.support import DTYPES, Kind, Meets, Outcome, Seen, machine, to_json
 
 SAMPLES = 12
 """Inputs tried per op, spread evenly over the database's own; empty ones run no kernel, and do not count."""
@@ -308,7 +307,7 @@ def main() -> int:
     seen = list(sweep(args.device, args.op, runs=runs))
     document = {
         "torch": torch.__version__.partition("+")[0],
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": machine(),
         "ran": runs,
         "looked_at": len(seen),
         "ops": {

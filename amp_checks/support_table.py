@@ -63,12 +63,20 @@ def _call(op: str) -> str:
     return f"{op}(x.float())"
 
 
-def look(backend: Backend) -> Table:
-    """Run torch's op database where it can be imported; else what is recorded."""
-    if backend.device_type not in support.devices():
-        support.record_for(torch.__version__, backend.device_type)
-    if importlib.util.find_spec("expecttest") is None:
-        return Table(found=support.record_for(torch.__version__, backend.device_type), recorded=True)
+def look(backend: Backend, *, fresh: bool = False) -> Table:
+    """What is recorded of this torch on a machine of this kind; else torch's op database is run, where it can be.
+
+    Raises:
+        UsageError: nothing is recorded of the device; or it is to be run (``fresh``) and cannot be.
+    """
+    record = support.record_for(torch.__version__, backend.device_type)
+    can_run = importlib.util.find_spec("expecttest") is not None
+    if fresh and not can_run:
+        raise UsageError("--fresh runs torch's op database, which needs expecttest: pip install 'amp-checks[opinfo]'")
+    of_this_torch = record.torch == torch.__version__.partition("+")[0]
+    of_this_machine = backend.emulated or (record.ran and record.machine == support.machine())
+    if not fresh and (not can_run or (of_this_torch and of_this_machine)):
+        return Table(found=record, recorded=True)
     if not backend.emulated:
         sys.stderr.write(f"amp-checks: running torch's op database on {backend.device_type}: some minutes\n")
     return Table(found=support.run_here(backend.device_type, declared=backend.emulated), recorded=False)
@@ -78,7 +86,8 @@ def main(args: argparse.Namespace) -> int:
     """Print the table of each backend; always 0: a lack is no fault.
 
     Args:
-        args: ``backend``: ids, the default ones in float16 where empty; ``json``: a file or ``-``, or None.
+        args: ``backend``: ids, the default ones in float16 where empty; ``json``: a file or ``-``, or None;
+            ``fresh``: nothing that is recorded will do.
 
     Raises:
         UsageError: a backend is unknown, cannot run here, or nothing is recorded of its device.
@@ -88,7 +97,9 @@ def main(args: argparse.Namespace) -> int:
     for backend in backends.resolve(names):
         if (reason := backends.why_unavailable(backend.id)) is not None:
             raise UsageError(f"{backend.id} cannot run: {reason}")
-        tables[backend] = look(backend)
+        tables[backend] = look(backend, fresh=args.fresh)
+    if any(table.recorded for table in tables.values()):
+        sys.stderr.write("amp-checks: note: this is what was recorded; --fresh runs torch's op database (minutes)\n")
     if args.json == "-":
         sys.stdout.write(json_format.dumps(document(tables)))
         return 0

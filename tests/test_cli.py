@@ -45,6 +45,7 @@ def written(file: Path) -> dict[str, Any]:
         (["run", "-n", "two"], "-n takes a number or auto, not 'two'"),
         (["run", "--item", "nonsense"], "unknown item 'nonsense': an id ends with a backend"),
         (["run", "--plant", "rule-remved-mm"], "'rule-removed-mm'; amp-checks selftest --list names them all"),
+        (["policy", "--fresh"], "--fresh goes with --unsupported"),
         (["ranges", "--op", "nope"], "unknown op 'nope'; amp-checks ranges --list names all"),
         (["ranges", "--op", "softmx"], "is it 'softmax.int' or "),
         (["selftest", "--list", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),

@@ -39,8 +39,8 @@ def _sections(found: Difference) -> list[tuple[str, list[Change], int]]:
 
 
 def _seconds(found: Difference) -> str:
-    old, new = found.seconds
-    return f"{found.items} items in both: {old:.1f} s, then {new:.1f} s"
+    told = [f"{seconds:.1f} s" if seconds else "no times recorded" for seconds in found.seconds]
+    return f"{found.items} items in both: {', then '.join(told) if any(found.seconds) else told[0]}"
 
 
 def text(found: Difference) -> str:

@@ -205,10 +205,40 @@ def test_the_command_runs_the_database_where_it_can(
         return support.record_for(torch.__version__, device)
 
     monkeypatch.setattr(support, "run_here", run_here)
-    assert cli.entry(["policy", "--unsupported"]) == 0
-
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
+    assert cli.entry(["policy", "--unsupported", "--fresh"]) == 0
     assert asked == [("cpu", False), ("cuda", True)]
     assert "looked at now" in capsys.readouterr().out
+
+    asked.clear()
+    monkeypatch.setattr(support, "machine", lambda: "an abacus")
+    assert cli.entry(["policy", "--unsupported"]) == 0
+    assert asked == [("cpu", False), *([] if _is_recorded() else [("cuda", True)])]
+
+
+def _is_recorded() -> bool:
+    return torch.__version__.partition("+")[0] in support.recorded()
+
+
+def test_what_is_recorded_of_this_torch_and_machine_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = support.record_for(torch.__version__, "cpu")
+    monkeypatch.setattr(torch, "__version__", f"{record.torch}+cpu")
+    monkeypatch.setattr(support, "machine", lambda: record.machine)
+    monkeypatch.setattr(support, "run_here", lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
+    assert cli.entry(["policy", "--unsupported"]) == 0
+    told = capsys.readouterr()
+    assert told.out.count("recorded under torch") == 2
+    assert "--fresh runs torch's op database" in told.err
+
+
+@pytest.mark.usefixtures("_without_expecttest")
+def test_a_fresh_look_without_the_database_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.entry(["policy", "--unsupported", "--fresh", "--backend", "cpu-float16"]) == 4
+    assert "needs expecttest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from documents import ENVIRONMENT, RESULTS, RIGHT, WRONG, document, error, resul
 
 from amp_checks import cli
 from amp_checks.core import Result, Status, SuiteError, UsageError, exact
-from amp_checks.report import diff, json_format, recorded
+from amp_checks.report import diff, diff_formats, json_format, recorded
 
 
 def compare(old: list[Result], new: list[Result], **options: Any) -> diff.Difference:
@@ -201,6 +201,19 @@ def test_markdown_gives_the_verdict_first_and_keeps_its_tables_whole(files: Any,
     rows = [line for line in lines if line.startswith("| worse")]
     assert len(rows) == 2
     assert {line.replace("\\|", "").count("|") for line in rows} == {5}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (0.0, 0.0, "1 items in both: no times recorded\n"),
+        (0.0, 2.0, "1 items in both: no times recorded, then 2.0 s\n"),
+        (1.0, 2.0, "1 items in both: 1.0 s, then 2.0 s\n"),
+    ],
+)
+def test_times_that_were_not_recorded_are_told_as_that(old: float, new: float, told: str) -> None:
+    found = compare([result("mm", seconds=old)], [result("mm", seconds=new)])
+    assert told in diff_formats.FORMATS["text"](found)
 
 
 def test_json_holds_every_change(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
