@@ -44,7 +44,12 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """One fault, as reports show it. Fields as of `Found`; ``ignored`` is the reason of the ignore list, or None."""
+    """One fault, as reports show it. Fields as of `Found`, and:
+
+    Attributes:
+        ignored: the reason of the ignore list, or None.
+        follows_from: rule of the finding above that explains this one, which then has no remedy of its own; or None.
+    """
 
     rule: str
     severity: Severity
@@ -55,6 +60,7 @@ class Diagnostic:
     op: str | None = None
     step: int | None = None
     ignored: str | None = None
+    follows_from: str | None = None
 
     @property
     def place(self) -> str:

@@ -32,6 +32,8 @@ class Gradient:
         stepped: its optimizer stepped, or skipped, since it was last zeroed.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
+        misused: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
+        given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
         held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
     """
 
@@ -44,15 +46,36 @@ class Gradient:
     stepped: bool = False
     updated: bool = False
     carried: bool = False
+    misused: bool = False
+    given: torch.Tensor | None = None
     held: torch.Tensor | None = None
+    before: torch.Tensor | None = None
     version: int = -1
 
     def reset(self) -> None:
         """It was zeroed, or is gone."""
         self.state = State.NONE
         self.where = self.plain = None
-        self.has_plain = self.stepped = self.updated = self.carried = False
-        self.held = None
+        self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
+        self.held = self.given = self.before = None
+
+    def note_before(self, now: torch.Tensor | None) -> None:
+        """Keep what is there before a backward."""
+        self.before = now.detach().clone() if now is not None and now.layout is torch.strided else None
+        if self.before is None or not bool(self.before.any()):
+            self.given = None  # zeroed by hand
+
+    def note_given(self, now: torch.Tensor, *, scale: float, boost: float) -> None:
+        """Add what a backward gave; of one that was boosted, take the boost back."""
+        if now.layout is not torch.strided:
+            return
+        share = now.detach() if self.before is None else now.detach() - self.before
+        if boost != 1.0:
+            share = share / boost
+            now.detach().copy_(share if self.before is None else self.before + share)
+        share = share / scale
+        self.given = share if self.given is None else self.given + share
+        self.before = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +89,11 @@ class Written:
 
 
 class Book:
-    """Keeps the state of the gradients of all known parameters."""
+    """Keeps the state of the gradients of all known parameters; where it ``follows``, also what backward gave."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows: bool) -> None:
         self.gradients: dict[int, Gradient] = {}
+        self.follows = follows
 
     def know(self, named: Mapping[str, torch.Tensor]) -> None:
         """Add parameters; one that is known keeps its name."""
@@ -94,6 +118,8 @@ class Book:
         """Note what is there already."""
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
+            if self.follows:
+                gradient.note_before(now)
             if now is None:
                 if gradient.state is not State.NONE or gradient.held is not None:
                     gradient.reset()
@@ -101,8 +127,11 @@ class Book:
                 gradient.held = now
                 gradient.version = private.version_of(now)
 
-    def after_backward(self, *, scaled: bool, where: str | None) -> Written:
-        """Note what was written."""
+    def after_backward(
+        self, *, scale: float | None, where: str | None, twice: bool = False, boost: float = 1.0
+    ) -> Written:
+        """Note what was written, under that loss scale; ``twice``: a scaler takes back only a part of it."""
+        scaled = scale is not None
         touched = 0
         carried = onto_unscaled = after_update = None
         for gradient in self.gradients.values():
@@ -112,14 +141,20 @@ class Book:
             if now is gradient.held and private.version_of(now) == gradient.version:
                 continue
             touched += 1
+            if self.follows:
+                gradient.note_given(now, scale=scale or 1.0, boost=boost)
             if gradient.stepped:
                 gradient.carried = True
                 carried = carried or gradient.name
             if gradient.state is State.UNSCALED and scaled and not gradient.stepped:
                 onto_unscaled = onto_unscaled or gradient.name
+                gradient.misused = True
             if gradient.updated and not gradient.stepped:
                 after_update = after_update or gradient.name
-            gradient.state = State.SCALED if scaled else State.PLAIN
+                gradient.misused = True
+            gradient.misused = gradient.misused or twice
+            if scaled or gradient.state is not State.SCALED:  # what is scaled in part must be unscaled
+                gradient.state = State.SCALED if scaled else State.PLAIN
             gradient.where = where
             if not scaled:
                 gradient.has_plain = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -108,17 +109,45 @@ def bias(evidence: Evidence) -> float | None:
     return factor - 1.0 if same_direction and abs(factor - 1.0) > math.sqrt(max(rest, 0.0) / size) else 0.0
 
 
+def is_one_factor(evidence: Evidence) -> bool:
+    """Whether the gradients are right but for a factor that they share."""
+    factor = 1.0 + (bias(evidence) or 0.0)
+    gradients = {name: value / factor for name, value in evidence.amp.gradients.items()} if factor else {}
+    shared = dataclasses.replace(evidence, amp=dataclasses.replace(evidence.amp, gradients=gradients))
+    return bool(gradients) and all(ratio < GRADIENT_ERROR.value for ratio in ratios(shared).values())
+
+
+def first_losses(evidence: Evidence) -> tuple[float, float, float] | None:
+    """The first loss under AMP, in the reference and in FP32; the first finite one while no step has moved weights."""
+    runs = (evidence.amp, reference(evidence), evidence.fp32)
+    if draws_in_16_bits(evidence.amp):
+        return None
+    unmoved = max(evidence.amp.first_real.values(), default=0)
+    for (step, actual), (_, expected), (_, full) in zip(*(trace.losses for trace in runs), strict=False):
+        if step <= unmoved and all(map(math.isfinite, (actual, expected, full))):
+            return (actual, expected, full) if expected != 0.0 else None
+    return None
+
+
 def loss_ratio(evidence: Evidence) -> float | None:
     """Error of the first loss in the unit of `GRADIENT_ERROR`; None where there is nothing to compare."""
-    low = low_dtype(evidence.amp)
-    runs = (evidence.amp, reference(evidence), evidence.fp32)
-    if low is None or draws_in_16_bits(evidence.amp) or not all(trace.losses for trace in runs):
+    low, losses = low_dtype(evidence.amp), first_losses(evidence)
+    if low is None or losses is None:
         return None
-    actual, expected, full = (trace.losses[0][1] for trace in runs)
-    if not all(map(math.isfinite, (actual, expected, full))) or expected == 0.0:
-        return None
+    actual, expected, full = losses
     own = max(abs(full - expected) / abs(expected) / torch.finfo(torch.float32).eps, 1.0)
     return abs(actual - expected) / abs(expected) / (torch.finfo(low).eps * min(own, 64.0))
+
+
+def headroom(trace: Trace) -> float:
+    """By how large a power of two the first iteration's float16 values in backward may be multiplied; at least 1.0."""
+    peaks = [
+        max(abs(op.low), abs(op.high))
+        for op in trace.ops
+        if op.backward and op.step == 0 and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
+    ]
+    peak = max(peaks, default=0.0)
+    return max(2.0 ** math.floor(math.log2(65504.0 / peak)), 1.0) if peak else 2.0**15
 
 
 UNPLACED_ERROR = 0.3

@@ -61,7 +61,7 @@ def by_module(trace: Trace, diagnostics: Iterable[Diagnostic], *, root: str) -> 
         facts.gradients = together(facts.gradients, magnitudes.of(gradient, low))
         facts.scaled = together(facts.scaled, magnitudes.of(gradient * scale, low))
     for one in diagnostics:
-        if one.module is not None:
+        if one.module is not None and one.follows_from is None:
             facts = row(one.module)
             facts.findings = tuple(dict.fromkeys((*facts.findings, one.rule)))
     return tuple(rows.values())

@@ -302,6 +302,8 @@ class OpWatch:
             written = facts.base.startswith("aten::_foreach") or tensors[0] is tensor
         else:
             written = False
+        if written and gradient.state is watch.scaled_state and not gradient.stepped:
+            gradient.misused = True
         if written and (gradient.stepped or gradient.state is watch.scaled_state):
             self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
         elif not written and gradient.state is watch.scaled_state:

@@ -189,7 +189,11 @@ def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
         def replacement(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             with watch.backward(roots, accumulates=accumulates, create_graph=bool(args[2])) as results:
-                found = original(roots, *args, **kwargs)
+                outermost = watch.backward_depth == 1  # what runs inside is given what was mended already
+                with_boost = watch.mend.boosted(args[0]) if accumulates and outermost else args[0]
+                found = original(roots, with_boost, *args[1:], **kwargs)
+                if not accumulates and outermost:
+                    found = watch.mend.without_scale(roots, found)
                 results.extend(found or ())
             return found
 

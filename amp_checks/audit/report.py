@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import math
 from typing import Any
 
 import torch
 
-from amp_checks.audit import magnitudes, rules
+from amp_checks.audit import causes, magnitudes, rules
 from amp_checks.audit.convergence import compare_seeds
 from amp_checks.audit.diagnostics import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
 from amp_checks.audit.magnitudes import Magnitudes
 from amp_checks.audit.measures import draws_in_16_bits, low_dtype
 from amp_checks.audit.modules import ModuleFacts, by_module, first_scale, together
-from amp_checks.audit.runs import Evidence, gather
+from amp_checks.audit.runs import Evidence, gather, mended
 from amp_checks.audit.trace import Trace
 from amp_checks.audit.training import AuditCase
 from amp_checks.core import Backend, first_line
@@ -52,16 +53,17 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
         UsageError: the case is no case, cannot be built, or raises without AMP too.
     """
     evidence = gather(case, backend)
-    found = rules.judge(evidence)
-    if case.seeds:
-        found += compare_seeds(case, backend)
-        found.sort(key=lambda one: one.severity.rank)
     today = datetime.datetime.now(tz=datetime.UTC).date()
+    found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
+    without = functools.cache(lambda mend: mended(case, backend, evidence, mend))
+    found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence, without)]
+    if case.seeds:
+        found = [*(_with_reason(one, ignored, today) for one in compare_seeds(case, backend)), *found]
     return Report(
         case=case.id,
         backend=backend.id,
         emulated=backend.emulated,
-        diagnostics=tuple(_with_reason(one, ignored, today) for one in found),
+        diagnostics=tuple(found),
         summary=_summary(evidence),
         modules=by_module(evidence.amp, found, root=_root(evidence)),
     )
@@ -176,16 +178,16 @@ def text(report: Report, *, modules: bool = False) -> str:
     lines += [f"  {name}: {value}" for name, value in report.summary.items()]
     lines += _module_lines(report.modules) if modules else []
     for one in report.diagnostics:
-        lines.append("")
-        lines.append(f"  {one.severity.upper()} {one.rule}" + (f"  [{one.place}]" if one.place else ""))
-        lines.append(f"    {one.message}")
-        lines.append(f"    remedy: {one.remedy}")
+        place = f"  [{one.place}]" if one.place else ""
+        if one.follows_from is not None:
+            lines.append(f"    - {one.rule} follows from {one.follows_from}, and goes away with it{place}")
+            lines.append(f"      {one.message}")
+            continue
+        lines += ["", f"  {one.severity.upper()} {one.rule}{place}", f"    {one.message}", f"    remedy: {one.remedy}"]
         if one.ignored is not None:
             lines.append(f"    ignored: {one.ignored}")
-    counts = [
-        f"{sum(one.severity is severity and one.ignored is None for one in report.diagnostics)} {severity}s"
-        for severity in Severity
-    ]
+    own = [one for one in report.diagnostics if one.ignored is None and one.follows_from is None]
+    counts = [f"{sum(one.severity is severity for one in own)} {severity}s" for severity in Severity]
     lines += ["", f"  {', '.join(counts)}"]
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from amp_checks import state
 from amp_checks.audit import amplify, double, measures, origins, patches
 from amp_checks.audit.amplify import Amplified
+from amp_checks.audit.mending import Mend
 from amp_checks.audit.origins import Origins
 from amp_checks.audit.resume import Resumed, resume
 from amp_checks.audit.trace import Trace
@@ -97,8 +99,44 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
         return evidence
 
 
+def mended(case: AuditCase, backend: Backend, evidence: Evidence, mend: Mend) -> Evidence | None:
+    """The evidence as it would be if one fault were undone; None where that run raises.
+
+    Of parameters whose gradients the fault changed, what backward gave is compared: clipping, for one, comes after it.
+    An infinite boost stands for the largest power of two that leaves a bit of headroom in backward.
+    """
+    if math.isinf(mend.boost):
+        mend = dataclasses.replace(mend, boost=measures.headroom(evidence.amp) / 2)
+    with one_thread(), warnings.catch_warnings(), backend.activate():
+        warnings.simplefilter("ignore")
+        watch = Watch(mend=mend)
+        run(case, backend, watch)
+        amp, fp32, fp64 = watch.trace, evidence.fp32, evidence.fp64
+        if amp.failure is not None:
+            return None
+        if amp.first_real != evidence.amp.first_real:  # other steps are skipped now
+            fp32 = _reference(case, backend, amp)
+            fp64, _ = _in_float64(case, backend, amp)
+        found = dataclasses.replace(
+            evidence,
+            amp=amp,
+            fp32=_given_for(amp.misused, fp32),
+            fp64=None if fp64 is None else _given_for(amp.misused, fp64),
+            origins=None,
+            amplified=None,
+        )
+        if not measures.are_small(found):
+            found = dataclasses.replace(found, amplified=_amplified(case, backend, mend))
+    return found
+
+
+def _given_for(names: set[str], trace: Trace) -> Trace:
+    given = {name: trace.given[name] for name in names & set(trace.given)}
+    return dataclasses.replace(trace, gradients=trace.gradients | given)
+
+
 def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
-    watch = Watch(ops=False, skip=amp.first_real)
+    watch = Watch(ops=False, skip=amp.first_real, follow=True)
     run(case, backend, watch, neutral=True)
     failure = watch.trace.failure
     # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault of its own, which a rule names.
@@ -118,7 +156,7 @@ def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
 def _in_float64(case: AuditCase, backend: Backend, amp: Trace) -> tuple[Trace | None, str]:
     if amp.failure is not None:
         return None, "the program raised before it could be compared"
-    watch = Watch(ops=False, skip=amp.first_real)
+    watch = Watch(ops=False, skip=amp.first_real, follow=True)
     try:
         run(case, backend, watch, neutral=True, float64=True)
     except UsageError as error:
@@ -151,10 +189,10 @@ def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch
         return resume(case, backend, training, watch)
 
 
-def _amplified(case: AuditCase, backend: Backend) -> Amplified | None:
+def _amplified(case: AuditCase, backend: Backend, mend: Mend | None = None) -> Amplified | None:
     recorded = []
     for neutral in (False, True):
-        watch = Watch(ops=False)
+        watch = Watch(ops=False, mend=mend)
         mode = amplify.ValueMode(watch)
         run(case, backend, watch, neutral=neutral, extra=mode)
         recorded.append(mode.values)

@@ -23,8 +23,8 @@ class Kind(enum.StrEnum):
     SCALE = "a loss was scaled"  # dtype of the loss, scale, already: scale it had
     BACKWARD = "backward"  # scaled, region, dtype, touched, carried, onto_unscaled, after_update
     INNER_GRADIENT = "a scaled inner gradient was used"  # op
-    UNSCALE = "gradients were unscaled"  # optimizer
-    SCALER_STEP = "a scaler stepped an optimizer"  # optimizer, skipped, plain, carried, missing
+    UNSCALE = "gradients were unscaled"  # optimizer, plain_at: line whose loss was not scaled
+    SCALER_STEP = "a scaler stepped an optimizer"  # optimizer, skipped, enabled, plain_at, carried
     UPDATE = "a scaler was updated"  # stepped: optimizers since the last update; scale
     OPTIMIZER_STEP = "an optimizer stepped"  # optimizer, direct, scaled, unscaled, depth, carried, missing
     SCHEDULER_STEP = "a scheduler stepped"  # real, skipped: optimizer steps since its last
@@ -151,6 +151,9 @@ class Trace:
         first_real: for each optimizer, how many steps were skipped before its first real one.
         parameters, buffers: by path; buffers give dtype and whether finite at the end.
         scales: loss scale after each update.
+        given: of the same parameters, what backward gave, without loss scale; only where the watch follows it.
+        misused: names of those whose gradient a fault of the protocol changed before that step.
+        bypassed: names of parameters that an optimizer stepped behind the back of a scaler.
         failure: what it raised, or None.
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
@@ -167,6 +170,9 @@ class Trace:
     parameters: dict[str, ParameterFacts] = dataclasses.field(default_factory=dict)
     buffers: dict[str, tuple[torch.dtype, bool]] = dataclasses.field(default_factory=dict)
     scales: list[float] = dataclasses.field(default_factory=list)
+    given: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    misused: set[str] = dataclasses.field(default_factory=set)
+    bypassed: set[str] = dataclasses.field(default_factory=set)
     failure: Failure | None = None
     optimizers: list[str] = dataclasses.field(default_factory=list)
     steps: int = 0

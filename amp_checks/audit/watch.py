@@ -15,7 +15,8 @@ import torch
 
 from amp_checks import _torch_private as private
 from amp_checks.audit import scaling
-from amp_checks.audit.gradients import Book, State
+from amp_checks.audit.gradients import Book, Gradient, State
+from amp_checks.audit.mending import Mend
 from amp_checks.audit.ops import LOW, OpMode, OpWatch
 from amp_checks.audit.places import is_user_code, line, tracked_modules, user_frame
 from amp_checks.audit.trace import Event, Failure, Kind, ParameterFacts, Trace
@@ -31,14 +32,25 @@ class Watch:
         overflow_at: iteration in which each gradient of a scaled loss is given an infinity after backward: a rehearsal
             of a skipped step.
         skip: for each optimizer, how many of its first steps are to be undone, to follow a run that skipped them.
+        follow: note also what backward gave of each gradient, whatever becomes of it until its step.
+        mend: a fault that is undone as the program runs.
     """
 
     scaled_state = State.SCALED
 
-    def __init__(self, *, ops: bool = True, overflow_at: int | None = None, skip: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ops: bool = True,
+        overflow_at: int | None = None,
+        skip: dict[int, int] | None = None,
+        follow: bool = False,
+        mend: Mend | None = None,
+    ) -> None:
         self.trace = Trace()
         self.ops = OpWatch(self)
-        self.book = Book()
+        self.mend = mend or Mend()
+        self.book = Book(follows=follow or mend is not None)
         self.step = -1
         self.backward_depth = 0
         self.nest_depth = 0
@@ -59,6 +71,7 @@ class Watch:
         self._undo: list[Any] = []
         self._before: list[tuple[str, torch.Tensor]] = []
         self._losses: list[tuple[int, torch.Tensor, float]] = []
+        self._twice = False
         self._auto_advance = False
         self._training: Training | None = None
         self.on_backward_start: Callable[[Any], None] = lambda _: None
@@ -230,7 +243,8 @@ class Watch:
         with self.quietly():
             found = list(scaling.tensors(losses))
             already = next((one for loss in found if (one := scaling.scale_of(loss)) is not None), None)
-            scaling.mark(outputs, scale)
+            scaling.mark(outputs, scale * (already or 1.0))
+            self._twice = self._twice or already is not None
             self.tell(Kind.SCALE, dtype=self.ops.computed_in(found[0]) if found else None, scale=scale, already=already)
 
     def unscaled(self, optimizer: Any) -> None:
@@ -238,20 +252,26 @@ class Watch:
         for gradient in found:
             if gradient.parameter.grad is not None:
                 gradient.state = State.UNSCALED
-        self.tell(Kind.UNSCALE, optimizer=self.number(optimizer))
+        self.tell(Kind.UNSCALE, optimizer=self.number(optimizer), plain_at=self._plain(found))
+
+    @staticmethod
+    def _plain(found: list[Gradient]) -> str | None:
+        """Where a loss was differentiated without its scale, of gradients that a scaler is to divide by it."""
+        plain = [gradient for gradient in found if gradient.has_plain]
+        for gradient in plain:
+            gradient.misused = True
+        return (plain[0].plain or "") if plain else None
 
     @contextmanager
     def scaler_steps(self, scaler: Any, optimizer: Any) -> Iterator[None]:
         number = self.number(optimizer)
         found = self._gradients_of(optimizer)
-        plain = next((gradient for gradient in found if gradient.has_plain), None)
         data = self.tell(
             Kind.SCALER_STEP,
             optimizer=number,
             skipped=False,
             enabled=scaler.is_enabled(),
-            plain=plain is not None,
-            plain_at=plain.plain if plain is not None else None,
+            plain_at=self._plain(found) if scaler.is_enabled() else None,
             carried=next((gradient.name for gradient in found if gradient.carried), None),
         )
         self._stepping, self._stepped_really = optimizer, False
@@ -269,7 +289,7 @@ class Watch:
             self._skipped(number, found)
         self._after_step(found)
 
-    def _skipped(self, number: int, found: list[Any]) -> None:
+    def _skipped(self, number: int, found: list[Gradient]) -> None:
         self.just_skipped = True
         if number not in self._real:
             self.trace.first_real[number] = self.trace.first_real.get(number, 0) + 1
@@ -326,13 +346,16 @@ class Watch:
         with self.quietly():
             if accumulates:
                 self.on_backward()
-                self._after_backward(data, scaled)
+                self._after_backward(data, next((scale for scale in scales if scale is not None), None))
             elif scaled and create_graph:
                 scale = next(scale for scale in scales if scale is not None)
                 self.ops.inner = {tensor.data_ptr(): (tensor, scale) for tensor in scaling.tensors(results)}
 
-    def _after_backward(self, data: dict[str, Any], scaled: bool) -> None:
-        written = self.book.after_backward(scaled=scaled, where=self.trace.events[-1].where)
+    def _after_backward(self, data: dict[str, Any], scale: float | None) -> None:
+        scaled, twice, self._twice = scale is not None, self._twice, False
+        written = self.book.after_backward(
+            scale=scale, where=self.trace.events[-1].where, twice=twice, boost=self.mend.boost
+        )
         data["touched"] = written.touched
         data["carried"], data["onto_unscaled"] = written.carried, written.onto_unscaled
         data["after_update"] = written.after_update
@@ -361,7 +384,7 @@ class Watch:
         )
         return place
 
-    def _gradients_of(self, optimizer: Any) -> list[Any]:
+    def _gradients_of(self, optimizer: Any) -> list[Gradient]:
         self.number(optimizer)
         groups = getattr(optimizer, "param_groups", ())
         return self.book.of(parameter for group in groups for parameter in group["params"])
@@ -411,6 +434,7 @@ class Watch:
             direct = self._stepping is None
             states = {gradient.state for gradient in found if gradient.parameter.grad is not None}
             if direct:
+                self._bypassed(found)
                 self.tell(
                     Kind.OPTIMIZER_STEP,
                     optimizer=number,
@@ -423,10 +447,27 @@ class Watch:
                 self._undo.append(None)
             else:
                 self._stepped_really = True
+                if self.mend.gradients:
+                    self._put_right(optimizer, found)
                 self._take(optimizer, number, found)
         self.ops.quiet = True
 
-    def _take(self, optimizer: Any, number: int, found: list[Any]) -> None:
+    def _bypassed(self, found: list[Gradient]) -> None:
+        """An optimizer steps with gradients that are a scaler's."""
+        for gradient in found:
+            if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
+                self.trace.bypassed.add(gradient.name)
+                gradient.misused = gradient.misused or gradient.state is State.SCALED
+
+    def _put_right(self, optimizer: Any, found: list[Gradient]) -> None:
+        """Step with what backward gave instead of what a fault made of it."""
+        scale = getattr(optimizer, "grad_scale", None)
+        for gradient in found:
+            now = gradient.parameter.grad
+            if now is not None and gradient.misused and gradient.given is not None:
+                now.copy_(gradient.given if scale is None else gradient.given * scale)
+
+    def _take(self, optimizer: Any, number: int, found: list[Gradient]) -> None:
         taken = self._taken[number] = self._taken.get(number, 0) + 1
         if taken <= self._skip.get(number, 0):
             state = copy.deepcopy(optimizer.state_dict())
@@ -446,12 +487,16 @@ class Watch:
             if facts.dtype in LOW:
                 self._before.append((gradient.name, gradient.parameter.detach().clone()))
 
-    def _keep_gradients(self, optimizer: Any, found: list[Any]) -> None:
+    def _keep_gradients(self, optimizer: Any, found: list[Gradient]) -> None:
         scale = getattr(optimizer, "grad_scale", None)
         for gradient in found:
             value = gradient.parameter.grad
             if value is None:
                 continue
+            if gradient.misused:
+                self.trace.misused.add(gradient.name)
+            if gradient.given is not None:
+                self.trace.given[gradient.name] = gradient.given.to(device="cpu", dtype=torch.float64, copy=True)
             value = value.detach().to(device="cpu", dtype=torch.float64, copy=True)
             value = value.to_dense() if value.layout is not torch.strided else value
             self.trace.gradients[gradient.name] = value / scale.double().item() if scale is not None else value
@@ -476,7 +521,7 @@ class Watch:
                 if not any(scaler.is_enabled() for scaler in self.scalers):
                     self._advance()
 
-    def _note_moved(self, found: list[Any]) -> None:
+    def _note_moved(self, found: list[Gradient]) -> None:
         now = {gradient.name: gradient.parameter for gradient in found}
         for name, before in self._before:
             gradient = now[name].grad
@@ -487,7 +532,7 @@ class Watch:
                 self.trace.parameters[name].moved = moved
         self._before.clear()
 
-    def _after_step(self, found: list[Any]) -> None:
+    def _after_step(self, found: list[Gradient]) -> None:
         for gradient in found:
             if gradient.parameter.grad is not None:
                 gradient.stepped = True

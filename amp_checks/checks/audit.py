@@ -33,7 +33,9 @@ def check_training_step(case: AuditCase, backend: Backend) -> Iterator[Finding]:
             expected="nothing to find",
             ratio=_RATIOS[one.severity],
             threshold=1.0,
-            why=f"{one.severity}; remedy: {one.remedy}",
+            why=f"{one.severity}; remedy: {one.remedy}"
+            if one.follows_from is None
+            else f"follows from {one.follows_from}",
         )
     for rule in RULES:
         if rule not in found:

@@ -47,7 +47,7 @@ class Audit:
     Attributes:
         verdict: in words, counts first.
         state: ``wrong``, ``right`` or, with warnings alone, ``none``.
-        findings: as in the document, worst first.
+        findings: as in the document, worst first, what follows from another below it.
         rows: of the table by module: the module as in the document, and a `Size` or None for each of `SIZES`.
     """
 
@@ -73,7 +73,8 @@ def arrange(audits: Sequence[dict[str, Any]]) -> list[Audit]:
 
 
 def _arranged(audit: dict[str, Any]) -> Audit:
-    open_ones = [one for one in audit["diagnostics"] if one["ignored"] is None]
+    own = [one for one in audit["diagnostics"] if one.get("follows_from") is None]
+    open_ones = [one for one in own if one["ignored"] is None]
     counts = {name: sum(one["severity"] == name for one in open_ones) for name in SIGNS}
     told = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items())
     return Audit(
@@ -81,7 +82,7 @@ def _arranged(audit: dict[str, Any]) -> Audit:
         emulated=audit["emulated"],
         verdict=told,
         state="wrong" if counts["error"] else "none" if counts["warning"] else "right",
-        findings=audit["diagnostics"],
+        findings=[{"follows_from": None, **one} for one in audit["diagnostics"]],  # older documents lack it
         summary=list(audit["summary"].items()),
         rows=[(row, [_size(row[name]) for name, _ in SIZES]) for row in audit.get("modules", ())],
     )

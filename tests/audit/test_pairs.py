@@ -39,7 +39,21 @@ def test_fault_is_found_named_and_placed(pair: Any, backend: str) -> None:
         assert lines & pair.lines(), [(one.place, one.message) for one in found]
     if pair.module is not None:
         assert pair.module in {one.module for one in found}
-    assert all(one.remedy for one in found)
+    _says_one_thing(pair, report)
+
+
+TWO_ERRORS = {"log_of_vanished_eps"}
+"""A logarithm of 0 in 16 bits; and one of almost 0, whose gradient rounding makes 1.6 % too large."""
+
+
+def _says_one_thing(pair: Any, report: Report) -> None:
+    """One fault is one error at most; what follows from it is told as that, and has no remedy of its own."""
+    errors = [one.rule for one in report.diagnostics if one.severity is Severity.ERROR]
+    assert len(errors) <= (2 if pair.id in TWO_ERRORS else 1), errors
+    rules = {one.rule for one in report.diagnostics}
+    for one in report.diagnostics:
+        assert (one.remedy == "") == (one.follows_from is not None)
+        assert one.follows_from is None or (one.follows_from in rules and one.severity is Severity.NOTE)
 
 
 @pytest.mark.parametrize(("pair", "backend"), ITEMS)

@@ -14,7 +14,9 @@ from amp_checks.audit.measures import (
     SCALE_BIAS,
     UNPLACED_ERROR,
     bias,
+    first_losses,
     ill_conditioned,
+    is_one_factor,
     loss_ratio,
     low_dtype,
     ratios,
@@ -58,7 +60,7 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     found = bias(evidence)
     if found is None or abs(found) < SCALE_BIAS.value or not _finite(evidence):
         return
-    if any(not ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values()) and abs(found) < 0.5:
+    if not is_one_factor(evidence) and abs(found) < 0.5:
         return
     yield Found(message=f"all gradients are {abs(found):.2%} too {'large' if found > 0 else 'small'}")
 
@@ -66,13 +68,17 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
 @rule("loss-differs", ERROR, remedy="compute the loss, and what leads to it, in float32")
 def loss_differs(evidence: Evidence) -> Iterator[Found]:
     """The first loss is not that of float64, by more than 16 bits explain."""
-    ratio = loss_ratio(evidence)
-    if ratio is None or ratio < LOSS_ERROR.value or (evidence.amplified is None and ill_conditioned(evidence)):
+    ratio, losses = loss_ratio(evidence), first_losses(evidence)
+    if (
+        ratio is None
+        or losses is None
+        or ratio < LOSS_ERROR.value
+        or (evidence.amplified is None and ill_conditioned(evidence))
+    ):
         return
     place = evidence.amplified
-    actual, expected = evidence.amp.losses[0][1], reference(evidence).losses[0][1]
     yield Found(
-        message=f"the first loss is {actual:.6g}, in float64 it is {expected:.6g}"
+        message=f"the first loss is {losses[0]:.6g}, in float64 it is {losses[1]:.6g}"
         + (f": {place.describe()}" if place is not None else ""),
         module=place.module if place is not None else None,
         where=place.where if place is not None else None,

@@ -23,10 +23,10 @@ def _at(event: Event, message: str, *, op: str | None = None) -> Found:
 @rule("loss-not-scaled", ERROR, remedy="call scaler.scale(loss).backward() for every loss of the step")
 def loss_not_scaled(evidence: Evidence) -> Iterator[Found]:
     """`GradScaler.step` divides by the loss scale: gradients of a loss that was not scaled come out too small."""
-    for event in evidence.amp.of(Kind.SCALER_STEP):
-        if event.data["plain"] and event.data["enabled"]:
+    for event in evidence.amp.of(Kind.SCALER_STEP, Kind.UNSCALE):
+        if event.data["plain_at"] is not None:
             yield Found(
-                message="scaler.step divides these gradients by the loss scale, but this loss was not scaled",
+                message="the scaler divides these gradients by the loss scale, but this loss was not scaled",
                 where=event.data["plain_at"] or event.where,
                 step=event.step,
             )
@@ -37,7 +37,13 @@ def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
     """float16 gradients below 6e-8 are zero; a loss scale is what keeps them."""
     trace = evidence.amp
     disabled_itself = any(event.data["asked"] and not event.data["enabled"] for event in trace.of(Kind.SCALER))
-    if trace.scaled or disabled_itself or not any(not op.backward and torch.float16 in op.outputs for op in trace.ops):
+    unscales = any(event.data["enabled"] for event in trace.of(Kind.SCALER_STEP))  # then a loss was not scaled
+    if (
+        trace.scaled
+        or unscales
+        or disabled_itself
+        or not any(not op.backward and torch.float16 in op.outputs for op in trace.ops)
+    ):
         return
     first = next(trace.of(Kind.BACKWARD), None)
     if first is not None:
@@ -57,8 +63,10 @@ def scaled_twice(evidence: Evidence) -> Iterator[Found]:
 )
 def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
     """A norm or a bound for gradients means unscaled ones: scaled ones are some 65536 times as large."""
+    lines = set()  # a bound from below and one from above are one clipping
     for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
-        if not event.data["late"]:
+        if not event.data["late"] and event.where not in lines:
+            lines.add(event.where)
             yield _at(event, f"{event.data['op']} changes gradients that are still scaled", op=event.data["op"])
 
 

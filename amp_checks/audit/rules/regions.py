@@ -12,8 +12,8 @@ from amp_checks.audit.trace import Event, Kind
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 
-def _at(event: Event, message: str) -> Found:
-    return Found(message=message, where=event.where, module=event.module, step=event.step)
+def _at(event: Event, message: str, *, op: str | None = None) -> Found:
+    return Found(message=message, where=event.where, module=event.module, step=event.step, op=op)
 
 
 @rule("backward-in-autocast", WARNING, remedy="call backward after the with block")
@@ -30,7 +30,8 @@ def autocast_never_on(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.amp
     low = any(dtype.itemsize == 2 for op in trace.ops for dtype in op.outputs)
     regions = [event for event in trace.of(Kind.REGION) if event.data["enabled"]]
-    if regions or low or not trace.ops:
+    disabled_itself = next(trace.of(Kind.DISABLED_REGION), None)  # which a rule of its own says
+    if regions or low or disabled_itself or not trace.ops:
         return
     if trace.scaled:
         scale = next(trace.of(Kind.SCALE))
@@ -93,7 +94,9 @@ def recomputed_in_other_dtype(evidence: Evidence) -> Iterator[Found]:
         if now is not forward[function]:
             yield _at(
                 event,
-                f"{function} recomputes under {_name(now)} what its forward computed under {_name(forward[function])}",
+                op=function,
+                message=f"{function} recomputes under {_name(now)} what its forward computed under "
+                f"{_name(forward[function])}",
             )
 
 
@@ -110,7 +113,8 @@ def function_not_decorated(evidence: Evidence) -> Iterator[Found]:
         if forward and backward and forward != backward:
             yield _at(
                 event,
-                f"{function} multiplies in {_names(forward)} in forward and in {_names(backward)} in backward",
+                op=function,
+                message=f"{function} multiplies in {_names(forward)} in forward and in {_names(backward)} in backward",
             )
 
 

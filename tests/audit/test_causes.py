@@ -1,0 +1,133 @@
+"""What follows from a fault is told as that, and two faults at once are two errors."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Set as AbstractSet
+
+import pytest
+import torch
+from torch import nn
+
+from amp_checks import backends
+from amp_checks.audit import AuditCase, Report, Severity, Training, audit
+from amp_checks.audit.ignore import Ignored
+from amp_checks.audit.report import as_json, text
+from amp_checks.report import audits
+
+FAULTS = {
+    "clips before unscale_": "scaled-gradients-changed",
+    "steps behind the scaler's back": "scaler-bypassed",
+    "scales one of two losses": "loss-not-scaled",
+    "scales a loss twice": "scaled-twice",
+    "never zeroes": "zero-grad-missing",
+    "sums in 16 bits": "loss-differs",
+    "data beyond float16": "non-finite-loss",
+    "backward off by 5 % in 16 bits": "gradients-off-scale",
+}
+"""Faults of the program below, and the rule that names each."""
+
+
+CPU = backends.backend("cpu-float16")
+
+
+def _program(device: str, dtype: torch.dtype, faults: AbstractSet[str]) -> Training:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    batches = [torch.randn(64, 8).to(device) for _ in range(4)]
+    if "data beyond float16" in faults:
+        batches[0][0] = 1e9
+
+    def step(batch: torch.Tensor) -> None:
+        if "never zeroes" not in faults:
+            optimizer.zero_grad()
+        with torch.autocast(device, dtype):
+            output = model(batch)
+            output = output if "sums in 16 bits" in faults else output.float()
+            mean = ((output + 64.0).sum() - 64.0 * output.numel()).float() / output.numel()
+            output = output.float()
+            if "backward off by 5 % in 16 bits" in faults and torch.is_autocast_enabled(device):
+                output.register_hook(lambda gradient: gradient * 1.05)
+            loss, other = (output - 0.3).square().mean() + 20 * mean.detach().square(), output.square().mean() / 8
+        scaled = scaler.scale(loss)
+        if "scales a loss twice" in faults:
+            scaled = scaler.scale(scaled)
+        scaled.backward(retain_graph=True)
+        (other if "scales one of two losses" in faults else scaler.scale(other)).backward()
+        if "clips before unscale_" not in faults:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        if "steps behind the scaler's back" in faults:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=batches, step=step)
+
+
+def _audited(*faults: str, backend: str = "cpu-float16") -> Report:
+    case = AuditCase(id="two faults", build=lambda device, dtype: _program(device, dtype, set(faults)))
+    return audit(case, backends.backend(backend))
+
+
+def _errors(report: Report) -> list[str]:
+    return [one.rule for one in report.diagnostics if one.severity is Severity.ERROR]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_is_one_error(fault: str) -> None:
+    report = _audited(fault)
+    assert _errors(report) == [FAULTS[fault]], text(report)
+
+
+def test_no_fault_is_no_finding() -> None:
+    assert [one.rule for one in _audited().diagnostics if one.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.parametrize("faults", list(itertools.combinations(FAULTS, 2)), ids=" and ".join)
+def test_two_faults_are_two_errors(faults: tuple[str, str]) -> None:
+    report = _audited(*faults)
+    assert {FAULTS[fault] for fault in faults} <= set(_errors(report)), text(report)
+
+
+def test_what_follows_is_shown_below_its_cause_in_every_format() -> None:
+    report = _audited("clips before unscale_")
+    rules = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-scale"]
+    cause = "scaled-gradients-changed"
+    assert rules == [(cause, None), ("gradients-differ", cause), ("gradients-off-scale", cause)]
+    lines = text(report).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"  ERROR {cause}"))
+    assert lines[first + 2].strip().startswith("remedy:")
+    assert lines[first + 3].startswith(f"    - gradients-differ follows from {cause}, and goes away with it")
+    assert "1 errors, 0 warnings" in lines[-1]
+    document = as_json(report)
+    assert [one["follows_from"] for one in document["diagnostics"]][:3] == [None, cause, cause]
+    arranged = audits.arrange([document])[0]
+    assert arranged.verdict.startswith("1 error, 0 warnings")
+    old = {name: value for name, value in document["diagnostics"][0].items() if name != "follows_from"}
+    assert audits.arrange([document | {"diagnostics": [old]}])[0].findings[0]["follows_from"] is None
+
+
+def test_ignored_warning_does_not_take_an_error_with_it() -> None:
+    def case(device: str, dtype: torch.dtype) -> Training:
+        model = nn.Linear(8, 4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype):
+                loss = model(batch).float().square().mean() * 1e-6
+            loss.backward()
+            optimizer.step()
+
+        return Training(model=model, batches=[torch.randn(16, 8).to(device)] * 2, step=step)
+
+    row = AuditCase(id="small loss", build=case)
+    report = audit(row, CPU)
+    assert (report.diagnostics[0].rule, report.diagnostics[0].severity) == ("no-loss-scaling", Severity.ERROR)
+    assert {one.follows_from for one in report.diagnostics[1:]} == {"no-loss-scaling"}
+    entry = Ignored(rule="no-loss-scaling", place="*", until=datetime.date(2999, 1, 1), reason="known")
+    assert [one.severity for one in audit(row, CPU, ignored=(entry,)).failures()] == [Severity.ERROR]
