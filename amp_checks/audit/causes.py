@@ -61,6 +61,12 @@ def _is_what_was_raised(evidence: Evidence, cause: Diagnostic, effect: Diagnosti
     return failure is not None and type(failure.error).__name__ in effect.message and cause.message != effect.message
 
 
+def _meets_a_parameter(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    del cause, effect
+    failure = evidence.amp.failure
+    return failure is not None and any("float16" in text and ": parameter " in text for text in failure.inputs)
+
+
 def _all_were_bypassed(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     del cause, effect
     rehearsal = evidence.rehearsal
@@ -118,7 +124,7 @@ _GRADIENTS = ("gradients-differ", "gradients-off-scale")
 _MEASURED = ("loss-differs", *_GRADIENTS)
 _LATER = ("non-finite-loss", "weights-not-finite", "steps-skipped", "overflow-unseen", "buffer-poisoned")
 _SKIPS = ("steps-skipped", "never-updated", "optimizers-out-of-step")
-_NOT_FINITE = ("non-finite-loss", "non-finite-gradient")
+_NOT_FINITE = ("data-not-finite", "non-finite-loss", "non-finite-gradient")
 
 LINKS = (
     Link(
@@ -150,7 +156,7 @@ LINKS = (
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
     Link(
         causes=("constant-does-not-exist",),
-        effects=_NOT_FINITE,
+        effects=("non-finite-loss", "non-finite-gradient"),
         shared=_lost_guard,
     ),
     Link(causes=("constant-does-not-exist",), effects=("overflow-unseen",), shared=_same_op),
@@ -161,6 +167,7 @@ LINKS = (
     Link(causes=_NOT_FINITE, effects=_SKIPS, shared=_skipped_with_it),
     Link(causes=_NOT_FINITE, effects=("weights-not-finite",), shared=_unguarded),
     Link(causes=_NOT_FINITE, effects=("buffer-poisoned",), shared=_same_op),
+    Link(causes=("16-bit-weights",), effects=("mixed-dtypes",), shared=_meets_a_parameter),
     Link(causes=("recomputed-in-other-dtype",), effects=("function-not-decorated",), shared=_same_function),
 )
 
@@ -257,4 +264,5 @@ def _shown(found: list[Diagnostic], place: int, parents: dict[int, int], worst: 
     if place not in parents:
         return dataclasses.replace(found[place], severity=worst)
     cause = found[parents[place]].rule
-    return dataclasses.replace(found[place], severity=Severity.NOTE, remedy="", follows_from=cause)
+    rule = found[place].rule if found[place].rule != cause else "raises"
+    return dataclasses.replace(found[place], rule=rule, severity=Severity.NOTE, remedy="", follows_from=cause)

@@ -34,6 +34,8 @@ class Gradient:
         carried: it was added to although its optimizer had stepped with it.
         misused: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
         given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
+        factors: constants that its loss was multiplied by, since it was last zeroed.
+        multiplied: constants that it was multiplied by itself since its last backward, each with whether in place.
         held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
     """
 
@@ -48,6 +50,8 @@ class Gradient:
     carried: bool = False
     misused: bool = False
     given: torch.Tensor | None = None
+    factors: tuple[float, ...] = ()
+    multiplied: tuple[tuple[float, bool], ...] = ()
     held: torch.Tensor | None = None
     before: torch.Tensor | None = None
     version: int = -1
@@ -58,6 +62,7 @@ class Gradient:
         self.where = self.plain = None
         self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
         self.held = self.given = self.before = None
+        self.factors = self.multiplied = ()
 
     def note_before(self, now: torch.Tensor | None) -> None:
         """Keep what is there before a backward."""
@@ -128,9 +133,18 @@ class Book:
                 gradient.version = private.version_of(now)
 
     def after_backward(
-        self, *, scale: float | None, where: str | None, twice: bool = False, boost: float = 1.0
+        self,
+        *,
+        scale: float | None,
+        where: str | None,
+        twice: bool = False,
+        boost: float = 1.0,
+        factors: tuple[float, ...] = (),
     ) -> Written:
-        """Note what was written, under that loss scale; ``twice``: a scaler takes back only a part of it."""
+        """Note what was written, under that loss scale.
+
+        ``twice``: a scaler takes back only a part of it. ``factors``: what the loss was multiplied by besides.
+        """
         scaled = scale is not None
         touched = 0
         carried = onto_unscaled = after_update = None
@@ -161,4 +175,5 @@ class Book:
                 gradient.plain = gradient.plain or where
             gradient.updated = False
             gradient.held = now
+            gradient.factors, gradient.multiplied = factors, ()
         return Written(touched=touched, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update)

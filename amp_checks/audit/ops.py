@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
-from amp_checks.audit import constants, magnitudes
+from amp_checks.audit import constants, hand_scaling, magnitudes
+from amp_checks.audit.gradients import Gradient, State
 from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.trace import Event, Kind, Op
 
@@ -107,10 +108,11 @@ class OpWatch:
         self.functions: list[str] = []
         self.made: dict[int, Op | str] = {}
         self.parameters: dict[int, str] = {}
-        self.gradients: dict[int, Any] = {}
+        self.gradients: dict[int, Gradient] = {}
         self.copies: dict[int, tuple[str, Tensor, int]] = {}
         self.rewritten: dict[str, tuple[int, str | None]] = {}
         self.inner: dict[int, tuple[Tensor, float]] = {}
+        self._factors: dict[int, tuple[float, ...]] = {}
         self._carried: dict[int, tuple[Tensor, int]] = {}
         self._facts: dict[Any, _Facts] = {}
         self._forward_places: dict[int, tuple[str | None, Frame]] = {}
@@ -123,6 +125,7 @@ class OpWatch:
         """An iteration begins."""
         self._forward_places.clear()
         self.made.clear()
+        self._factors.clear()
         step = self._watch.step
         self._carried = {address: held for address, held in self._carried.items() if held[1] >= step - 1}
 
@@ -155,6 +158,8 @@ class OpWatch:
         # A tensor without storage has no address, and nothing that is looked for here.
         with contextlib.suppress(RuntimeError):
             self._look(facts, tensors, args, out, backward=backward)
+            if not backward:
+                self._multiplied(facts, tensors, args, out)
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
 
@@ -167,7 +172,7 @@ class OpWatch:
             if address in parameters:
                 self._parameter(facts, parameters[address], tensor, tensors, out)
             elif address in gradients and not backward:
-                self._gradient(facts, gradients[address], tensor, tensors)
+                self._gradient(facts, gradients[address], tensor, tensors, args)
             elif address in copies and self.rewritten:
                 self._copy(copies[address][0], copies[address][2])
             if inner and address in inner and not backward:
@@ -244,6 +249,23 @@ class OpWatch:
         if op.step == 0:
             self._magnitudes.append((op, magnitudes.on_device(first)))
 
+    def _multiplied(self, facts: _Facts, tensors: list[Tensor], args: tuple[Any, ...], out: Any) -> None:
+        """Of a single number, a loss maybe: which constants it was multiplied by."""
+        if not isinstance(out, Tensor) or out.numel() != 1 or not out.is_floating_point():
+            return
+        before = self._factors.get(tensors[0].data_ptr(), ()) if tensors else ()
+        by = hand_scaling.factor(facts.base, args)
+        if by is not None:
+            self._factors[out.data_ptr()] = (*before, by)
+        elif facts.cast and before:
+            self._factors[out.data_ptr()] = before
+        else:
+            self._factors.pop(out.data_ptr(), None)
+
+    def factors_of(self, loss: Tensor | None) -> tuple[float, ...]:
+        """The constants that a loss was multiplied by, last of all."""
+        return self._factors.get(loss.data_ptr(), ()) if loss is not None else ()
+
     def computed_in(self, loss: Tensor) -> torch.dtype:
         """The dtype a loss was computed in: its own, or that of what it was cast from at last."""
         try:
@@ -293,8 +315,9 @@ class OpWatch:
         if facts.cast and isinstance(out, Tensor) and out.dtype in LOW and watch.nest_depth:
             self.copies[out.data_ptr()] = (name, out, self.rewritten.get(name, (0, None))[0])
 
-    def _gradient(self, facts: _Facts, gradient: Any, tensor: Tensor, tensors: list[Tensor]) -> None:
-        watch = self._watch
+    def _gradient(
+        self, facts: _Facts, gradient: Gradient, tensor: Tensor, tensors: list[Tensor], args: tuple[Any, ...]
+    ) -> None:
         if facts.changes and any(item is tensor for item in tensors):
             if facts.zeroes:
                 gradient.reset()
@@ -302,11 +325,13 @@ class OpWatch:
             written = facts.base.startswith("aten::_foreach") or tensors[0] is tensor
         else:
             written = False
-        if written and gradient.state is watch.scaled_state and not gradient.stepped:
+        if gradient.state is State.PLAIN and (by := hand_scaling.factor(facts.base, args)) is not None:
+            gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
+        if written and gradient.state is State.SCALED and not gradient.stepped:
             gradient.misused = True
-        if written and (gradient.stepped or gradient.state is watch.scaled_state):
+        if written and (gradient.stepped or gradient.state is State.SCALED):
             self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
-        elif not written and gradient.state is watch.scaled_state:
+        elif not written and gradient.state is State.SCALED:
             self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
 
     def rewrote(self, name: str, where: str | None) -> None:

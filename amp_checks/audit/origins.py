@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
+from amp_checks.audit import scaling
 from amp_checks.audit.places import line, tracked_modules, user_frame
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Origin:
         value: ``"inf"`` or ``"nan"``.
         inputs: dtypes of its tensors, and the greatest magnitude in them.
         deliberate: an infinite constant that the program wrote (a mask): no fault by itself.
+        given: what came in that was not finite already, and no parameter or buffer: data; None where nothing did.
         nan_by: op and line that made a NaN of it, where that was another.
     """
 
@@ -46,6 +48,7 @@ class Origin:
     magnitude: float
     least: float
     deliberate: bool = False
+    given: str | None = None
     nan_by: tuple[str, str | None] | None = None
 
 
@@ -180,9 +183,9 @@ class OriginMode(TorchDispatchMode):
             return self._born(func, sources, has_nan, backward)
         known = next((found for value in inputs if (found := self._origin(value)) is not None), None)
         if known is None:
-            deliberate = not bad
             known = self._born(func, sources, has_nan, backward)
-            known.deliberate = deliberate
+            known.given = self._given(bad)
+            known.deliberate = not bad or (known.given is not None and known.value == "inf")
             return known
         if has_nan and not any(bool(value.isnan().any()) for value in bad):
             if known.deliberate:
@@ -191,6 +194,21 @@ class OriginMode(TorchDispatchMode):
                 _, place = self._place(backward)
                 known.nan_by = (func.name(), place)
         return known
+
+    def _given(self, bad: list[Tensor]) -> str | None:
+        """The first of these that is data: what the step was called with, or what was made where no op is seen."""
+        training = self._watch.training
+        own = {_key(value) for value in (*training.named_parameters().values(), *training.named_buffers().values())}
+        found = next((value for value in bad if _key(value) not in own), None)
+        if found is None:
+            return None
+        batch = training.batches[self._step] if self._step < len(training.batches) else ()
+        in_batch = _key(found) in {_key(value) for value in scaling.tensors(batch)}
+        count = int((~found.isfinite()).sum())
+        shape = "x".join(map(str, found.shape)) or "scalar"
+        value = "NaN" if bool(found.isnan().any()) else "infinite"
+        name = f"batch {self._step}" if in_batch else "a tensor made outside of the step"
+        return f"{name}, {str(found.dtype).removeprefix('torch.')} {shape}, of which {count} elements are {value}"
 
     def _born(self, func: Any, sources: list[Tensor], has_nan: bool, backward: bool) -> Origin:
         module, place = self._place(backward)

@@ -27,6 +27,7 @@ class Kind(enum.StrEnum):
     SCALER_STEP = "a scaler stepped an optimizer"  # optimizer, skipped, enabled, plain_at, carried
     UPDATE = "a scaler was updated"  # stepped: optimizers since the last update; scale
     OPTIMIZER_STEP = "an optimizer stepped"  # optimizer, direct, scaled, unscaled, depth, carried, missing
+    SCALED_BY_HAND = "gradients of a loss that was multiplied by a constant are used"  # factor, undone
     SCHEDULER_STEP = "a scheduler stepped"  # real, skipped: optimizer steps since its last
     GRADIENT_READ = "scaled gradients were read"  # op
     GRADIENT_WRITTEN = "gradients were changed"  # op, late: after their step

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from amp_checks import _torch_private as private
-from amp_checks.audit import scaling
+from amp_checks.audit import hand_scaling, scaling
 from amp_checks.audit.gradients import Book, Gradient, State
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.ops import LOW, OpMode, OpWatch
@@ -35,8 +35,6 @@ class Watch:
         follow: note also what backward gave of each gradient, whatever becomes of it until its step.
         mend: a fault that is undone as the program runs.
     """
-
-    scaled_state = State.SCALED
 
     def __init__(
         self,
@@ -332,6 +330,7 @@ class Watch:
                     scaled=scaled,
                     region=region is not None,
                     dtype=self.ops.computed_in(root) if root is not None else None,
+                    factors=self.ops.factors_of(root),
                 )
                 for loss, scale in zip(roots, scales, strict=True):
                     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -354,7 +353,11 @@ class Watch:
     def _after_backward(self, data: dict[str, Any], scale: float | None) -> None:
         scaled, twice, self._twice = scale is not None, self._twice, False
         written = self.book.after_backward(
-            scale=scale, where=self.trace.events[-1].where, twice=twice, boost=self.mend.boost
+            scale=scale,
+            where=self.trace.events[-1].where,
+            twice=twice,
+            boost=self.mend.boost,
+            factors=data["factors"],
         )
         data["touched"] = written.touched
         data["carried"], data["onto_unscaled"] = written.carried, written.onto_unscaled
@@ -433,6 +436,8 @@ class Watch:
             found = self._gradients_of(optimizer)
             direct = self._stepping is None
             states = {gradient.state for gradient in found if gradient.parameter.grad is not None}
+            if (by_hand := hand_scaling.found(found)) is not None:
+                self.tell(Kind.SCALED_BY_HAND, factor=by_hand[0], undone=by_hand[1])
             if direct:
                 self._bypassed(found)
                 self.tell(

@@ -207,7 +207,7 @@ def test_template_is_a_case_without_alarms(tmp_path: Path, capsys: pytest.Captur
     assert _main(f"{file}:case", "--fail-on", "warning") == 0
     text = capsys.readouterr().out
     assert "under emulated-cuda-float16  (emulated" in text
-    assert "0 errors, 0 warnings" in text
+    assert text.count("0 errors, 0 warnings, 0 notes") == 4
 
 
 FAULTY = """
@@ -385,3 +385,72 @@ def test_bfloat16_without_a_region_is_told() -> None:
 
     found = audit(_case(case), backends.backend("cpu-bfloat16"))
     assert [one.rule for one in found.diagnostics] == ["autocast-never-on"]
+
+
+@pytest.mark.parametrize("weight", [100, 0.25, 3.0])
+def test_the_weight_of_a_loss_is_no_loss_scale(weight: float) -> None:
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        norms: list[float] = []
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = _mse(model, batch)
+            (loss * weight).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                norms.append((parameter.grad / weight).norm().item())
+            optimizer.step()
+
+        return Training(model=model, batches=[torch.randn(2, 4)] * 2, step=step)
+
+    assert {one.rule for one in audit(_case(case), CPU).diagnostics} == {"no-loss-scaling"}
+
+
+def test_a_mask_of_infinities_that_is_given_is_no_fault_of_the_data() -> None:
+    """What is reported is the op that makes NaN of it."""
+
+    def case() -> Training:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        mask = torch.full((2, 4), -torch.inf)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = (model(batch) + mask).softmax(-1).float().square().mean()
+            loss.backward()
+            optimizer.step()
+
+        return Training(model=model, batches=[torch.randn(2, 4)], step=step)
+
+    errors = audit(_case(case), backends.backend("cpu-bfloat16")).failures()
+    assert [(one.rule, one.op) for one in errors] == [("non-finite-loss", "aten::_softmax")]
+
+
+def _in_half(device: str, dtype: torch.dtype, *, region: bool) -> Training:
+    model = nn.Linear(4, 4).to(device).half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler(device, init_scale=256.0)
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype, enabled=region):
+            loss = model(batch).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=[torch.randn(2, 4).to(device)] * 2, step=step)
+
+
+@pytest.mark.parametrize("region", [True, False])
+def test_a_model_that_was_halved_by_hand_is_one_error(region: bool) -> None:
+    """What is raised, be it by the scaler or where float32 inputs meet it, follows from that."""
+    report = audit(_case(lambda device, dtype: _in_half(device, dtype, region=region)), CPU)
+    assert [one.rule for one in report.failures()] == ["16-bit-weights"]
+    assert "no .half()" in report.failures()[0].remedy
+    raised = "raises" if region else "mixed-dtypes"
+    assert (raised, "16-bit-weights") in {(one.rule, one.follows_from) for one in report.diagnostics}

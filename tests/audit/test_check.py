@@ -42,7 +42,7 @@ def test_faulty_program_fails_and_says_where(name: str) -> None:
 
 
 def test_warning_alone_passes() -> None:
-    importlib.import_module("loops_protocol")
+    importlib.import_module("loops_steps")
     pair = next(one for one in importlib.import_module("audit_pairs").PAIRS if one.id == "scheduler_steps_always")
     result = measure(
         check_training_step, AuditCase(id="s", build=pair.twin(fault=True)), backends.backend("cpu-float16")

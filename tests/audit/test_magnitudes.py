@@ -172,4 +172,4 @@ def test_audits_and_results_are_merged(tmp_path: Path) -> None:
     assert json_format.merge([audits, audits])["audits"] == 2 * audits["audits"]
     file = tmp_path / "broken.json"
     json_format.write(file, audits)
-    assert cli.entry(["report", str(file), "--format", "html"]) == 3
+    assert cli.entry(["report", str(file), "--format", "html"]) == 4

@@ -67,6 +67,20 @@ def _found(origin: Origin, message: str, *, step: int | None = None) -> Found:
     )
 
 
+@rule("data-not-finite", ERROR, remedy="leave these elements out, or mend the data: no precision trains on them")
+def data_not_finite(evidence: Evidence) -> Iterator[Found]:
+    """What comes in as NaN or infinity is no overflow, though it looks like one in the loss."""
+    origin = evidence.origins.first() if evidence.origins is not None else None
+    if evidence.origins is not None and origin is not None and origin.given is not None:
+        yield Found(
+            message=f"the data holds what is not finite, AMP did not make it: {origin.given}, first used here",
+            where=origin.where,
+            module=origin.module,
+            op=origin.op,
+            step=evidence.origins.step,
+        )
+
+
 @rule("non-finite-loss", ERROR, remedy="see the op")
 def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
     """A loss that is not finite trains nothing. It is placed on the op that left its dtype's range first."""
@@ -74,6 +88,8 @@ def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
     if step is None or (evidence.origins is not None and evidence.origins.step < step):
         return
     origin = evidence.origins.loss if evidence.origins is not None else None
+    if origin is not None and origin.given is not None:
+        return  # which a rule of its own says
     if origin is None:
         yield Found(message="the loss is not finite", step=step)
     elif not _same_in_float32(evidence, step):
@@ -90,7 +106,7 @@ def _same_in_float32(evidence: Evidence, step: int) -> bool:
 def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
     """The loss is finite, a gradient is not. Too high a loss scale may do that for a few steps, and heals."""
     found = evidence.origins
-    if found is None or found.loss is not None or found.gradient is None:
+    if found is None or found.loss is not None or found.gradient is None or found.gradient.given is not None:
         return
     origin = found.gradient
     heals = origin.value == "inf" and not (_divides(origin) and origin.least == 0.0)

@@ -146,9 +146,13 @@ def loss_in_16_bits(evidence: Evidence) -> Iterator[Found]:
             return
 
 
-@rule("initial-scale", NOTE, remedy="torch.amp.GradScaler(init_scale=...) saves the first skipped steps")
+ROOMY = 10.0
+"""Bits between the largest float16 value of backward and 65504 from which an initial scale is small."""
+
+
+@rule("initial-scale", NOTE, remedy="torch.amp.GradScaler(init_scale=...) starts where the scale would settle")
 def initial_scale(evidence: Evidence) -> Iterator[Found]:
-    """The largest float16 value of backward, and how far it is from 65504."""
+    """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp
     scale = next((event.data["scale"] for event in trace.of(Kind.SCALE)), None)
     peaks = [
@@ -163,10 +167,12 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
         if skipped and trace.scales:
             yield Found(
                 message=f"backward overflows at loss scale {scale:g}; "
-                f"after {skipped} skipped steps it is {trace.scales[-1]:g}"
+                f"after {skipped} skipped steps it is {trace.scales[-1]:g}: no fault, but those steps train nothing"
             )
         return
     headroom = math.log2(65504.0 / max(peaks))
+    if headroom < ROOMY:
+        return
     best = 2.0 ** math.floor(math.log2(scale) + headroom - 2.0)
     yield Found(
         message=f"the largest float16 value in backward is {max(peaks):.3g} at loss scale {scale:g}: "

@@ -38,16 +38,36 @@ def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.amp
     disabled_itself = any(event.data["asked"] and not event.data["enabled"] for event in trace.of(Kind.SCALER))
     unscales = any(event.data["enabled"] for event in trace.of(Kind.SCALER_STEP))  # then a loss was not scaled
-    if (
-        trace.scaled
-        or unscales
-        or disabled_itself
-        or not any(not op.backward and torch.float16 in op.outputs for op in trace.ops)
-    ):
+    by_hand = next(trace.of(Kind.SCALED_BY_HAND), None) is not None
+    if trace.scaled or by_hand or unscales or disabled_itself or not _uses(trace, torch.float16):
         return
     first = next(trace.of(Kind.BACKWARD), None)
     if first is not None:
         yield _at(first, "a float16 program differentiates a loss that nothing scales")
+
+
+@rule(
+    "hand-scale-not-undone",
+    ERROR,
+    remedy="divide the gradients by that same constant between backward and the step; torch.amp.GradScaler does it",
+)
+def hand_scale_not_undone(evidence: Evidence) -> Iterator[Found]:
+    """A loss that is multiplied by a large power of two is scaled: its gradients are as much too large."""
+    for event in evidence.amp.of(Kind.SCALED_BY_HAND):
+        if not event.data["undone"] and not evidence.amp.scaled and _uses(evidence.amp, torch.float16):
+            yield _at(event, f"the loss is multiplied by {event.data['factor']:g}, and this step's gradients still are")
+
+
+@rule("scaled-by-hand", NOTE, remedy="torch.amp.GradScaler skips such a step, and lowers the scale")
+def scaled_by_hand(evidence: Evidence) -> Iterator[Found]:
+    """A constant loss scale is right as long as no gradient overflows."""
+    for event in evidence.amp.of(Kind.SCALED_BY_HAND):
+        if event.data["undone"] and not evidence.amp.scaled and _uses(evidence.amp, torch.float16):
+            yield _at(
+                event,
+                f"the loss is multiplied by {event.data['factor']:g} and its gradients are divided by it: see that a "
+                "step whose gradients overflow is skipped",
+            )
 
 
 @rule("scaled-twice", ERROR, remedy="scale each loss once")
@@ -317,6 +337,10 @@ def steps_skipped(evidence: Evidence) -> Iterator[Found]:
             unexplained[0],
             f"{len(unexplained)} of {len(steps)} steps were skipped at loss scales at which others were not",
         )
+
+
+def _uses(trace: Trace, dtype: torch.dtype) -> bool:
+    return any(not op.backward and dtype in op.outputs for op in trace.ops)
 
 
 def _with_rehearsal(evidence: Evidence) -> Iterator[Trace]:

@@ -18,7 +18,7 @@ STALLED = 0.5
 """Share of a 16-bit weight's elements that a step must at least change, of those with a gradient."""
 
 
-@rule("16-bit-weights", WARNING, remedy="keep parameters in float32, and let autocast cast them")
+@rule("16-bit-weights", WARNING, remedy="keep parameters in float32 (no .half()), and let autocast cast them")
 def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
     """An update below half a unit in the weight's last place is no update; GradScaler refuses float16 gradients."""
     trained = {name: facts for name, facts in evidence.amp.parameters.items() if facts.trained and facts.dtype in LOW}
