@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import os
 import sys
 import tempfile
@@ -121,8 +122,8 @@ def _run(args: argparse.Namespace) -> int:
 
     for name in args.backend:
         backends.backend(name)
-    if unknown := next((name for name in args.family if name not in suite.FAMILIES), None):
-        raise UsageError(f"unknown family {unknown!r}; there are {', '.join(suite.FAMILIES)}")
+    if unknown := [name for name in args.family if name not in suite.FAMILIES]:
+        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(suite.FAMILIES)}")
     command = [
         *("-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"),
         *("-p", "amp_checks.plugin", str(CONFORMANCE / "suite.amp")),
@@ -262,26 +263,43 @@ def _env(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_targets(args: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written before anything runs; `run` does so itself, once its conditions are met."""
+MAY_BE_EMPTY = ("k", "m", "expect_torch")
+"""Options for which nothing is as good as not given: what passes on an environment variable leaves them empty."""
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Refuse, before anything runs, empty names, and files that cannot be written (`run` looks at these itself)."""
     from amp_checks.report import json_format
 
-    for name in ("json", "report_dir", "plot", "html", "output"):
-        given: str | None = getattr(args, name, None)
-        if given == "":
+    for name, given in vars(args).items():
+        if (given == "" or (isinstance(given, list) and "" in given)) and name not in MAY_BE_EMPTY:
             raise UsageError(f"--{name.replace('_', '-')} is given an empty name: is a variable unset?")
-        if given not in (None, "-") and args.function is not _run:
-            json_format.check_target(Path(given))
+    for name in ("json", "plot", "html", "output"):
+        if args.function is not _run and (target := getattr(args, name, None)) not in (None, "-"):
+            json_format.check_target(Path(target))
     if getattr(args, "html", None) and (why := FORMATS["html"].lacks()) is not None:
         raise UsageError(why)
 
 
+def _open_streams() -> None:
+    """Have a standard output and error that take whatever is written, wherever we were called."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever called us
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Documents are UTF-8, whatever the locale; a terminal has its own encoding, and may lack a character.
+        encoding = None if sys.stdout.isatty() else "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
 def entry(arguments: Sequence[str] | None = None) -> int:
     """What the console script calls; returns the exit status."""
+    _open_streams()
     try:
         args = _parser().parse_args(arguments)
-        _check_targets(args)
-        return int(args.function(args))
+        _check_arguments(args)
+        status = int(args.function(args))
+        sys.stdout.flush()  # here, where what cannot be written is told
     except UsageError as error:
         sys.stderr.write(f"amp-checks: error: {error}\n")
         return 4
@@ -295,6 +313,10 @@ def entry(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone: nothing more can be said to them.
         sys.stderr.close()
         return 2
+    except OSError as error:
+        sys.stderr.write(f"amp-checks: error: {error}\n")
+        return 3
+    return status
 
 
 if __name__ == "__main__":

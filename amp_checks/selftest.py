@@ -68,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a family or backend is unknown, or a chosen backend cannot run here.
     """
-    if unknown := next((name for name in args.family if name not in planting.FAMILIES), None):
-        raise UsageError(f"unknown family {unknown!r}; there are {', '.join(planting.FAMILIES)}")
+    if unknown := [name for name in args.family if name not in planting.FAMILIES]:
+        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(planting.FAMILIES)}")
     families = [name for name in planting.FAMILIES if name in args.family] or planting.FAMILIES
     if args.list:
         sys.stdout.write("\n".join(_listed(families, backends.resolve(args.backend) if args.backend else ())) + "\n")

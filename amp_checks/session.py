@@ -96,8 +96,8 @@ class Session:
     @property
     def families(self) -> Sequence[str]:
         asked: list[str] = self.config.option.amp_family
-        if unknown := next((name for name in asked if name not in suite.FAMILIES), None):
-            raise UsageError(f"unknown family {unknown!r}; there are {', '.join(suite.FAMILIES)}")
+        if unknown := [name for name in asked if name not in suite.FAMILIES]:
+            raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(suite.FAMILIES)}")
         return [name for name in suite.FAMILIES if name in asked] or list(suite.FAMILIES)
 
     def items(self) -> list[suite.Item]:
@@ -169,6 +169,9 @@ class Session:
             self._abort(str(error), status=OUR_ERRORS["broken"])
 
     def _check_conditions(self) -> None:
+        for name in ("amp_plant", "amp_json", "amp_report_dir"):
+            if getattr(self.config.option, name) == "":
+                raise UsageError(f"--{name.replace('_', '-')} is given an empty name: is a variable unset?")
         _ = self.backends, self.families
         if self.config.option.amp_item or self.config.option.amp_plant:
             self.items()
@@ -319,6 +322,8 @@ class Session:
         elif ended == pytest.ExitCode.INTERRUPTED:
             done = len(self.expected) - len(missing)
             self.errors.append(f"interrupted: {done} of {len(self.expected)} items finished; the rest is not counted")
+        elif ended == pytest.ExitCode.USAGE_ERROR:
+            self.errors.append("nothing ran: pytest refuses an argument, as its line ERROR says")
         elif self.lost_workers:
             self.errors.append(
                 f"{self.lost_workers} worker processes died; what they ran last is not counted as passed"

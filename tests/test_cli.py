@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import document, result
 
 from amp_checks import backends, cli, planting
+from amp_checks.core import Status
+from amp_checks.report import json_format
 
 FEW = "nan"
 """Selects a handful of items, for tests on how they are run."""
@@ -42,6 +46,11 @@ def written(file: Path) -> dict[str, Any]:
         (["run", "--bakend", "cpu-float16"], "unrecognized arguments: --bakend"),
         (["run", "--backend", "cpu"], "unknown backend 'cpu'; there are cuda-float16"),
         (["run", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),
+        (["run", "--family", ""], "--family is given an empty name: is a variable unset?"),
+        (["run", "--plant", ""], "--plant is given an empty name"),
+        (["run", "--item", ""], "--item is given an empty name"),
+        (["selftest", "--family", ""], "--family is given an empty name"),
+        (["diff", "", "2.13.0"], "--old is given an empty name"),
         (["run", "-n", "two"], "-n takes a number or auto, not 'two'"),
         (["run", "--item", "nonsense"], "unknown item 'nonsense': an id ends with a backend"),
         (["run", "--plant", "rule-remved-mm"], "'rule-removed-mm'; amp-checks selftest --list names them all"),
@@ -208,6 +217,32 @@ def test_json_on_standard_output_stands_there_alone() -> None:
     content = json.loads(done.stdout)
     assert content["schema"] == "amp_checks/results"
     assert "AMP is right" in done.stderr
+
+
+def test_a_document_on_standard_output_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    content = document([result("中野 \U0001f600 \udcff", Status.FAILED, message="ü")])
+    json_format.write(tmp_path / "in.json", content)
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_checks", "report", "in.json", "--format", "json"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == content
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_output_that_cannot_be_written_is_no_wrong_amp() -> None:
+    command = f"{shlex.quote(sys.executable)} -m amp_checks ranges --list"
+    for redirected, status, said in (
+        (">/dev/full", 3, "amp-checks: error: [Errno 28] No space left on device\n"),
+        ("| true; exit ${PIPESTATUS[0]}", 2, ""),
+        (">&-", 0, ""),
+    ):
+        done = subprocess.run(["bash", "-c", f"{command} {redirected}"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (status, said), redirected
 
 
 def test_pyargs_runs_the_same_items_from_a_users_repository(tmp_path: Path) -> None:

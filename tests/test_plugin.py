@@ -102,6 +102,9 @@ def test_collect_only_lists_the_ids_and_is_exempt(pytester: pytest.Pytester, stu
     ("arguments", "message"),
     [
         (["--amp-backend", "cuda-float61"], "unknown backend 'cuda-float61'; there are cuda-float16,*"),
+        (["--amp-family", ""], "unknown family ''; there are stub"),
+        (["--amp-plant", ""], "--amp-plant is given an empty name: is a variable unset?"),
+        (["--amp-json", ""], "--amp-json is given an empty name: is a variable unset?"),
         (["--amp-family", "oops"], "unknown family 'oops'; there are stub"),
         (["--amp-item", "check_stub-one-cpu-float61"], "unknown item 'check_stub-one-cpu-float61'*"),
         (["--amp-expect-torch", "1.0"], "expected torch 1.0, but torch * is installed in *"),
@@ -116,6 +119,14 @@ def test_bad_input_is_one_line_and_status_4(
     done.stderr.fnmatch_lines([f"amp-checks: error: {message}"])
     assert len(done.errlines) == 1
     done.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_an_expression_that_pytest_refuses_is_status_4(pytester: pytest.Pytester, stub_suite: Install) -> None:
+    stub_suite([StubCase(id="one")])
+    done, written = results(pytester, *CPU, "-k", "and and")
+    assert done.ret == 4
+    done.stdout.fnmatch_lines(["amp-checks: error: nothing ran: pytest refuses an argument*"])
+    assert written["complete"] is False
 
 
 def test_an_unknown_item_names_the_nearest(pytester: pytest.Pytester, stub_suite: Install) -> None:

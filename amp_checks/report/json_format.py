@@ -40,6 +40,9 @@ SCHEMA = "amp_checks/results"
 AUDITS = "amp_checks/audits"
 VERSION = 1
 
+ODD = "backslashreplace"
+"""What becomes of half a surrogate pair, as a file's name may hold: an escape that JSON knows."""
+
 _NAMED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -244,10 +247,12 @@ def write_text(path: Path, text: str) -> None:
     temporary = _beside(path)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe, /dev/stdout say, is written to, not replaced
+            path.write_text(
+                text, encoding="utf-8", errors=ODD
+            )  # a device or a pipe, /dev/stdout say, is written to, not replaced
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors=ODD)
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -110,7 +110,7 @@ class Stream:
 
     def _write(self, entry: dict[str, Any], *, mode: str) -> None:
         assert self._path is not None
-        with self._path.open(mode, encoding="utf-8") as file:
+        with self._path.open(mode, encoding="utf-8", errors=json_format.ODD) as file:
             file.write(json.dumps(json_format.encode(entry), ensure_ascii=False, allow_nan=False) + "\n")
 
     def _give_up(self, error: OSError) -> None:
