@@ -285,7 +285,7 @@ def _open_streams() -> None:
     """Have a standard output and error that take whatever is written, wherever we were called."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever called us
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open while the process is
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Documents are UTF-8, whatever the locale; a terminal has its own encoding, and may lack a character.
         encoding = None if sys.stdout.isatty() else "utf-8"

@@ -73,7 +73,7 @@ class Hooks:
         given = self.config.option
         options = (
             *(given.amp_backend, given.amp_family, given.amp_item, given.amp_full, given.amp_plant),
-            *(given.amp_require_cuda, given.amp_json, given.amp_report_dir, given.amp_expect_torch),
+            *(given.amp_require_cuda, given.amp_json, given.amp_report_dir, given.amp_expect_torch or None),
         )
         return any(option or option == "" for option in options) or any(map(self._is_our_suite, self.config.args))
 

@@ -488,12 +488,7 @@ def _try_all(writes: Iterable[Callable[[], object]]) -> list[str]:
 
 
 def _render(kind: Format, content: dict[str, Any], folder: Path) -> None:
-    """Write one report; a fault in its making is told, and costs no other report."""
-    try:
-        text = kind.render(content)
-    except Exception as error:
-        raise SuiteError(f"{kind.file} could not be made: {type(error).__name__}: {error}") from error
-    json_format.write_text(folder / kind.file, text)
+    json_format.write_text(folder / kind.file, kind.render(content))
 
 
 def _append(path: Path, text: str) -> None:

@@ -128,6 +128,9 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         (edited(lambda c: c["results"][0].update(message=None)), "malformed result"),
         (edited(lambda c: c["seconds"].update({c["results"][0]["id"]: "soon"})), "malformed result"),
         (edited(lambda c: c["environment"].pop("devices")), "its environment lacks devices"),
+        (edited(lambda c: c.update(errors=[1])), "1 stands where a text should"),
+        (edited(lambda c: c.update(selection={"items": [None]})), "None stands where a text should"),
+        (edited(lambda c: c["results"][0].update(id={})), "malformed results"),
         (edited(lambda c: c.update(errors="none")), "its 'errors' is missing or of another type"),
         (edited(lambda c: c.update(audits=[{"case": "mine"}])), "malformed audit"),
         (edited(lambda c: c)[:-200], "it is no JSON, or cut short"),
@@ -147,6 +150,13 @@ def test_a_file_that_was_cut_or_edited_is_one_message(
         assert line.startswith("amp-checks: error: ")
         assert str(file) in line
         assert message in line
+
+
+def test_a_report_that_cannot_be_made_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(edited(lambda c: c["environment"].update(devices=[1])), encoding="utf-8")
+    assert cli.entry(["report", str(file), "--format", "markdown"]) == 3
+    assert capsys.readouterr().err.startswith("amp-checks: error: summary.md could not be made: TypeError: ")
 
 
 def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:

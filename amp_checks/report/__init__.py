@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from amp_checks.core import UsageError
+from amp_checks.core import SuiteError, UsageError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class Format:
         Raises:
             UsageError: a package that it needs is not installed, or the document holds audits alone and the format
                 needs results.
+            SuiteError: it could not be made of that document.
         """
         if (why := self.lacks()) is not None:
             raise UsageError(why)
@@ -51,7 +52,12 @@ class Format:
             raise UsageError(
                 f"{self.file} is made of results, and there are audits alone; these formats take them: {able}"
             )
-        text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
+        try:
+            text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
+        except SuiteError:
+            raise
+        except Exception as error:
+            raise SuiteError(f"{self.file} could not be made: {type(error).__name__}: {error}") from error
         return text
 
 

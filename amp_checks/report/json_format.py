@@ -136,9 +136,13 @@ def results_of(content: dict[str, Any]) -> list[Result]:
     if "results" not in content:
         raise SuiteError(f"the document holds no results: it is of schema {content.get('schema')!r}")
     seconds = content.get("seconds", {})
-    if not isinstance(seconds, dict) or not all(isinstance(entry, dict) for entry in content["results"]):
-        raise SuiteError("malformed results: each is an object, and so are the seconds")
+    if not isinstance(seconds, dict) or not all(_is_named(entry) for entry in content["results"]):
+        raise SuiteError("malformed results: each is an object with an id, and the seconds are an object")
     return [result_from_json({**entry, "seconds": seconds.get(entry.get("id"), 0.0)}) for entry in content["results"]]
+
+
+def _is_named(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
 
 
 def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -352,6 +356,12 @@ def _check_parts(path: Path, content: dict[str, Any]) -> None:
     for number, (name, kind) in enumerate(_PARTS):
         if not (isinstance(content.get(name), kind) or (number >= 4 and name not in content)):
             raise UsageError(f"{path} is no whole results document: its {name!r} is missing or of another type")
+    lists = [
+        content.get("errors", []),
+        *(part for part in content.get("selection", {}).values() if isinstance(part, list)),
+    ]
+    if odd := [one for part in lists for one in part if not isinstance(one, str)]:
+        raise UsageError(f"{path} is no whole results document: {odd[0]!r} stands where a text should")
     environment = content["environment"]
     if lacking := [name for name in ("torch", "devices", "driver", "backends") if name not in environment]:
         raise UsageError(f"{path} is no whole results document: its environment lacks {', '.join(lacking)}")
