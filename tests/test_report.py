@@ -225,6 +225,12 @@ def test_parts_of_a_run_merge_into_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert merged["complete"] is False
 
 
+def test_parts_of_different_torch_are_told() -> None:
+    other = document(RESULTS[3:]) | {"environment": ENVIRONMENT | {"torch": "2.14.1"}}
+    whole = FORMATS["markdown"].render(json_format.merge([document(RESULTS[:3]), document(RESULTS[:3]), other]))
+    assert "torch 2.13.0 and 2.14.1, no CUDA device" in whole
+
+
 def test_parts_that_contradict_each_other_do_not_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for number, status in enumerate((Status.PASSED, Status.FAILED)):

@@ -37,7 +37,9 @@ def render(content: dict[str, Any]) -> str:
 def _environment(content: dict[str, Any]) -> str:
     found = content["environment"]
     devices = ", ".join(device["name"] for device in found["devices"]) or "no CUDA device"
-    told = f"torch {found['torch']}, {devices}, driver {found['driver'] or 'none'}."
+    parts = [part.get("torch", found["torch"]) for part in content.get("environments", ())]
+    versions = " and ".join(dict.fromkeys([found["torch"], *parts]))
+    told = f"torch {versions}, {devices}, driver {found['driver'] or 'none'}."
     lacking = {name: why for name, why in found["backends"].items() if name.startswith("cuda-") and why}
     # Without a device the table says "not run" of all of CUDA; with one, what that device cannot run needs a word.
     return " ".join([told, *(f"`{name}` is not run: {why}." for name, why in lacking.items() if found["devices"])])
