@@ -121,9 +121,9 @@ def _by_one_factor(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) ->
 
 
 _GRADIENTS = ("gradients-differ", "gradients-off-scale")
-_MEASURED = ("loss-differs", *_GRADIENTS)
-_LATER = ("non-finite-loss", "weights-not-finite", "steps-skipped", "overflow-unseen", "buffer-poisoned")
 _SKIPS = ("steps-skipped", "never-updated", "optimizers-out-of-step")
+_MEASURED = ("loss-differs", *_GRADIENTS)
+_LATER = ("non-finite-loss", "weights-not-finite", "overflow-unseen", "buffer-poisoned", *_SKIPS)
 _NOT_FINITE = ("data-not-finite", "non-finite-loss", "non-finite-gradient")
 
 LINKS = (

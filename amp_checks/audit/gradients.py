@@ -36,6 +36,7 @@ class Gradient:
         given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
         factors: constants that its loss was multiplied by, since it was last zeroed.
         multiplied: constants that it was multiplied by itself since its last backward, each with whether in place.
+        handed: what ``autograd.grad`` gave of it last, its loss scale or None, and the line; a program may assign it.
         held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
     """
 
@@ -52,6 +53,7 @@ class Gradient:
     given: torch.Tensor | None = None
     factors: tuple[float, ...] = ()
     multiplied: tuple[tuple[float, bool], ...] = ()
+    handed: tuple[torch.Tensor, float | None, str | None] | None = None
     held: torch.Tensor | None = None
     before: torch.Tensor | None = None
     version: int = -1
@@ -63,6 +65,20 @@ class Gradient:
         self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
         self.held = self.given = self.before = None
         self.factors = self.multiplied = ()
+
+    def adopt(self) -> None:
+        """Where the program has put what ``autograd.grad`` gave in the gradient's place, it is what backward gave."""
+        now = self.parameter.grad
+        if self.handed is None or now is None or now.layout is not torch.strided:
+            return
+        result, scale, where = self.handed
+        if now.data_ptr() != result.data_ptr():
+            return
+        self.reset()
+        self.handed, self.held, self.where = None, now, where
+        self.state = State.PLAIN if scale is None else State.SCALED
+        if scale is None:
+            self.has_plain, self.plain = True, where
 
     def note_before(self, now: torch.Tensor | None) -> None:
         """Keep what is there before a backward."""
@@ -109,7 +125,10 @@ class Book:
     def of(self, parameters: Iterable[torch.Tensor]) -> list[Gradient]:
         """The gradients of known parameters."""
         found = (self.gradients.get(id(parameter)) for parameter in parameters)
-        return [gradient for gradient in found if gradient is not None]
+        known = [gradient for gradient in found if gradient is not None]
+        for gradient in known:
+            gradient.adopt()
+        return known
 
     def pointers(self) -> dict[int, Gradient]:
         """Address of each gradient that is there."""

@@ -188,7 +188,9 @@ def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
     def run(original: Method) -> Method:
         def replacement(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            with watch.backward(roots, accumulates=accumulates, create_graph=bool(args[2])) as results:
+            inputs = tuple(args[3]) if len(args) > 3 and not accumulates else ()
+            create_graph = bool(args[2])
+            with watch.backward(roots, accumulates=accumulates, create_graph=create_graph, inputs=inputs) as results:
                 outermost = watch.backward_depth == 1  # what runs inside is given what was mended already
                 with_boost = watch.mend.boosted(args[0]) if accumulates and outermost else args[0]
                 found = original(roots, with_boost, *args[1:], **kwargs)

@@ -83,6 +83,8 @@ def _with_reason(one: Diagnostic, ignored: tuple[Ignored, ...], today: datetime.
 def _summary(evidence: Evidence) -> dict[str, str]:
     trace = evidence.amp
     summary = {"iterations": str(trace.steps), "optimizers": ", ".join(trace.optimizers) or "none"}
+    if not trace.optimizers:
+        summary["not judged"] = "what becomes of the gradients: no torch.optim.Optimizer was made; see to their scale"
     summary |= _forward(trace)
     summary |= _value_sizes(trace) | _gradient_sizes(trace)
     if (zeros := _most_zeros(trace)) is not None:

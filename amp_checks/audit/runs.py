@@ -147,8 +147,8 @@ def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
         )
     if not watch.trace.losses and failure is None and not amp.losses and amp.failure is None:
         raise UsageError(
-            f"the case {case.id} has no loss: no backward() was called in {watch.trace.steps} iterations "
-            "(torch.autograd.grad alone is not followed)"
+            f"the case {case.id} has no loss: in {watch.trace.steps} iterations it called neither backward() nor "
+            "torch.autograd.grad for parameters of the model (without create_graph); see that step or run trains it"
         )
     return watch.trace
 

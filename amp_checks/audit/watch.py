@@ -312,7 +312,9 @@ class Watch:
     # Backward.
 
     @contextmanager
-    def backward(self, roots: Any, *, accumulates: bool, create_graph: bool) -> Iterator[list[Any]]:
+    def backward(
+        self, roots: Any, *, accumulates: bool, create_graph: bool, inputs: tuple[Any, ...]
+    ) -> Iterator[list[Any]]:
         """Around one run of the engine; the caller puts what ``grad`` returns into the list."""
         results: list[Any] = []
         if self.backward_depth:
@@ -323,7 +325,8 @@ class Watch:
             scaled = any(scale is not None for scale in scales)
             region = self.enabled_region()
             data: dict[str, Any] = {}
-            if accumulates:
+            hands = not accumulates and not create_graph and bool(self.book.of(inputs))
+            if accumulates or hands:
                 root = roots[0] if roots and isinstance(roots[0], torch.Tensor) else None
                 data = self.tell(
                     Kind.BACKWARD,
@@ -335,20 +338,34 @@ class Watch:
                 for loss, scale in zip(roots, scales, strict=True):
                     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
                         self._losses.append((self.step, loss.detach().clone(), scale or 1.0))
-                self.book.before_backward()
                 self.on_backward_start(roots)
+            if accumulates:
+                self.book.before_backward()
         self.backward_depth += 1
         try:
             yield results
         finally:
             self.backward_depth -= 1
         with self.quietly():
+            scale = next((scale for scale in scales if scale is not None), None)
             if accumulates:
                 self.on_backward()
-                self._after_backward(data, next((scale for scale in scales if scale is not None), None))
-            elif scaled and create_graph:
-                scale = next(scale for scale in scales if scale is not None)
+                self._after_backward(data, scale)
+            elif hands:
+                self._hand(inputs, results, scale)
+            elif scale is not None and create_graph:
                 self.ops.inner = {tensor.data_ptr(): (tensor, scale) for tensor in scaling.tensors(results)}
+
+    def _hand(self, inputs: tuple[Any, ...], results: list[Any], scale: float | None) -> None:
+        """``autograd.grad`` gave gradients of parameters: without an optimizer, all that is known of their use."""
+        for parameter, result in zip(inputs, results, strict=False):
+            for gradient in self.book.of((parameter,)) if result is not None else ():
+                if self._overflow_at == self.step and scale is not None:
+                    result.fill_(torch.inf)
+                gradient.handed = (result, scale, self.trace.events[-1].where)
+                if not self._optimizers:
+                    value = result.detach().to(device="cpu", dtype=torch.float64, copy=True)
+                    self.trace.gradients.setdefault(gradient.name, value / (scale or 1.0))
 
     def _after_backward(self, data: dict[str, Any], scale: float | None) -> None:
         scaled, twice, self._twice = scale is not None, self._twice, False

@@ -454,3 +454,42 @@ def test_a_model_that_was_halved_by_hand_is_one_error(region: bool) -> None:
     assert "no .half()" in report.failures()[0].remedy
     raised = "raises" if region else "mixed-dtypes"
     assert (raised, "16-bit-weights") in {(one.rule, one.follows_from) for one in report.diagnostics}
+
+
+def _by_grad(kind: str, *, fault: bool) -> Training:
+    """A training by ``autograd.grad`` alone: an optimizer's step, a scaler's, or a functional update."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, 0.01) if kind != "functional" else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(batch: torch.Tensor) -> None:
+        with torch.autocast("cpu", torch.float16):
+            output = model(batch)
+            loss = output.float().square().mean()
+        gradients = torch.autograd.grad(scaler.scale(loss), parameters)
+        if optimizer is None:
+            if not fault and not all(bool(gradient.isfinite().all()) for gradient in gradients):
+                return
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.sub_(gradient / scaler.get_scale(), alpha=0.01)
+            return
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if fault:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=[torch.randn(16, 8) for _ in range(4)], step=step)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("optimizer", "scaler-bypassed"), ("functional", "overflow-applied")])
+def test_gradients_of_autograd_grad_are_followed(kind: str, rule: str) -> None:
+    healthy = audit(_case(lambda: _by_grad(kind, fault=False)), CPU)
+    assert [one for one in healthy.diagnostics if one.severity is not Severity.NOTE] == []
+    assert ("not judged" in healthy.summary) == (kind == "functional")
+    assert "headroom, gradients unscaled" in healthy.summary
+    assert rule in {one.rule for one in audit(_case(lambda: _by_grad(kind, fault=True)), CPU).failures()}
