@@ -102,7 +102,7 @@ ROWS: tuple[Fp32OnlyCase, ...] = (
     Fp32OnlyCase(declared="linalg.svd", op=lambda a: _svd(*linalg.svd(a, full_matrices=False)), inputs=SPREAD),
     Fp32OnlyCase(declared="linalg.svdvals", op=linalg.svdvals, inputs=REGULAR),
     Fp32OnlyCase(declared="svd_lowrank", op=_lowrank(torch.svd_lowrank), inputs=SPREAD),
-    # Some columns of it: centred, the whole is singular; a matrix of normal numbers may have two values next to each other.
+    # Some columns of it: centred, the whole is singular; normal numbers may give two values next to each other.
     Fp32OnlyCase(declared="pca_lowrank", op=lambda a: _lowrank(torch.pca_lowrank)(a[:, 2:6]), inputs=SPREAD),
     Fp32OnlyCase(declared="linalg.eig", op=lambda a: _moduli(linalg.eig(a).eigenvalues), inputs=SPREAD),
     Fp32OnlyCase(declared="linalg.eigvals", op=lambda a: _moduli(linalg.eigvals(a)), inputs=SPREAD),

@@ -409,7 +409,7 @@ def _regular(normal: torch.Tensor) -> torch.Tensor:
 
 def _spread(normal: torch.Tensor) -> torch.Tensor:
     """Symmetric, with eigenvalues near 1, 2, 3, ...: their vectors are well determined."""
-    return torch.diag(torch.arange(1.0, normal.shape[-1] + 1)) + 0.1 * (normal + normal.mT)
+    return torch.diag(torch.arange(1.0, normal.shape[-1] + 1)) + 0.05 * (normal + normal.mT)
 
 
 def _positive_definite(normal: torch.Tensor) -> torch.Tensor:
