@@ -17,7 +17,7 @@ pytest_plugins = ["pytester"]
 
 # A run of pytest inside this process forgets what it imported first, and what is then imported again stands beside what
 # was kept of it: C extensions may crash, classes are no longer their own. So all that is heavy is loaded here.
-for _name in ("torch", "scipy.stats"):
+for _name in ("torch", "torch._dynamo", "scipy.stats"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
 with contextlib.suppress(ImportError):
