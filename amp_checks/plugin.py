@@ -129,7 +129,10 @@ class Hooks:
             return (yield)
         with core.recording() as results:
             item.stash[_RESULTS] = results
-            return (yield)
+            value = yield
+        if not results and (given := _given(item)):
+            pytest.fail(f"this test never called {given}, so it checked nothing: call item()", pytrace=False)
+        return value
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -181,6 +184,13 @@ class Hooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._session is not None:
             self._session.write_summary(terminalreporter)
+
+
+def _given(item: pytest.Item) -> str | None:
+    """The id of the suite's item that `parametrize_with_checks` gave to a user's test; None for other tests."""
+    suite = sys.modules.get("amp_checks.suite")
+    values = getattr(getattr(item, "callspec", None), "params", {}).values() if suite is not None else ()
+    return next((value.id for value in values if isinstance(value, suite.Item)), None) if suite is not None else None
 
 
 def _names(node_ids: Iterable[str]) -> list[str]:

@@ -160,8 +160,8 @@ class Session:
         if self.is_worker:
             return
         try:
-            self._check_conditions()
             self._check_targets()
+            self._check_conditions()
             self._begin()
         except UsageError as error:
             self._abort(str(error))
@@ -191,23 +191,28 @@ class Session:
                     raise UsageError(f"CUDA is required (--require-cuda), but {backend.id} cannot run: {reason}")
 
     def _check_targets(self) -> None:
-        """Refuse to start where the reports could not be written at the end."""
+        """Refuse to start where the reports could not be written at the end; and remove those of an earlier run there.
+
+        They would outlive this run, were it refused or killed, and be taken for its own.
+        """
         option, start = self.config.option, self.config.invocation_params.dir
         if option.collectonly:
             return
-        if option.amp_json and option.amp_json != "-":
-            json_format.check_target(start / option.amp_json)
-        for kind in FORMATS.values() if option.amp_report_dir else ():
-            json_format.check_target(start / option.amp_report_dir / kind.file)
+        targets = [start / option.amp_json] if option.amp_json and option.amp_json != "-" else []
+        targets += [start / option.amp_report_dir / kind.file for kind in FORMATS.values() if option.amp_report_dir]
+        for target in targets:
+            json_format.check_target(target)
         self.stream.claim()
+        for target in targets:
+            if target.is_file():
+                target.unlink(missing_ok=True)
 
     def _begin(self) -> None:
         """Make ready for an end that is no good one: a report on disk from the start, and SIGTERM as an interrupt."""
         if self.config.option.collectonly:
             return
         with self._noting_errors():
-            replaces = [kind.file for kind in FORMATS.values()]
-            self.stream.begin(environment=self.environment, selection=self._selection(), replaces=replaces)
+            self.stream.begin(environment=self.environment, selection=self._selection())
         # Whoever cancels a job sends SIGTERM; unhandled, it would take the report along.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminated)
@@ -258,6 +263,7 @@ class Session:
 
     def _abort(self, message: str, *, status: int = OUR_ERRORS["gate"]) -> None:
         self.aborted = True
+        self.stream.drop()
         sys.stderr.write(f"amp-checks: error: {message}\n")
         if status == OUR_ERRORS["gate"]:
             raise pytest.UsageError  # pytest prints its arguments; it has none, our line stands alone
@@ -332,7 +338,7 @@ class Session:
             self.errors.append(f"{len(missing)} items left no result, the first: {missing[0]}")
         status = self._exit_status(ended, normal=normal, stopped=stopped)
         written = self._write(complete=self.complete)
-        return status if written else OUR_ERRORS["broken"]
+        return status if written or status == OUR_ERRORS["wrong"] else OUR_ERRORS["broken"]
 
     def _expired(self, item: str) -> None:
         """End the process, for an item that ran over its time limit: a worker is replaced, a run alone is concluded."""
@@ -357,7 +363,7 @@ class Session:
         unmet = []
         if self.asked and not ran:
             if not self.collected:
-                why = "no item of amp_checks was collected"
+                why = "no item of amp_checks was collected, or no test called the item it was given"
             elif not results:
                 why = f"all {len(self.collected)} items were deselected"
             else:
@@ -468,7 +474,7 @@ class Session:
             ran = [result for result in results if result.status in summary.RAN and on_cuda(result.backend)]
             reporter.write_line(f"ran {len(ran)} of {len(cuda)} CUDA items")
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in github.annotate(results, self._tests()):
+            for line in github.annotate(results, {"tests": self._tests(), "selection": self._selection()}):
                 reporter.write_line(line)
         for note in [*self._left_out(), *self.notes]:
             reporter.write_line(f"amp-checks: note: {note}")
@@ -492,8 +498,11 @@ def _render(kind: Format, content: dict[str, Any], folder: Path) -> None:
 
 
 def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise SuiteError(f"$GITHUB_STEP_SUMMARY, {path}, cannot be written: {error.strerror or error}") from error
 
 
 def _limits() -> tuple[str, ...]:

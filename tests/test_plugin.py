@@ -250,7 +250,7 @@ def test_our_suite_hidden_beside_a_green_project_is_refused(pytester: pytest.Pyt
     pytester.makepyfile("def test_theirs():\n    pass\n")
     done = pytester.runpytest_inprocess("--pyargs", "amp_checks", str(pytester.path), f"--ignore={SUITE}")
     assert done.ret == 4
-    done.stdout.fnmatch_lines(["amp-checks: error: nothing ran: no item of amp_checks was collected"])
+    done.stdout.fnmatch_lines(["amp-checks: error: nothing ran: no item of amp_checks was collected, or no test *"])
 
 
 def test_another_projects_run_is_left_alone(pytester: pytest.Pytester) -> None:
@@ -259,6 +259,33 @@ def test_another_projects_run_is_left_alone(pytester: pytest.Pytester) -> None:
     assert done.ret == 0
     done.stdout.no_fnmatch_line("*faults planted*")
     done.stdout.no_fnmatch_line("torch *")
+
+
+def test_a_users_test_that_never_calls_its_item_checks_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from amp_checks import parametrize_with_checks
+        from amp_checks.cases.scaler import CASES
+
+        @parametrize_with_checks(CASES[:1], backends=["cpu-float16"])
+        def test_forgot(item):
+            pass
+        """
+    )
+    done = pytester.runpytest_inprocess("-p", "no:hypothesispytest")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["*this test never called check_*-cpu-float16, so it checked nothing: call item()"])
+
+
+def test_a_step_summary_that_cannot_be_written_is_named_and_hides_no_failure(
+    pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path))
+    for does, status in (("pass", 3), ("fail", 1)):
+        stub_suite([StubCase(id="one", does=does)])
+        done = pytester.runpytest_inprocess("-p", "no:hypothesispytest", "--pyargs", "amp_checks", *CPU)
+        assert done.ret == status
+        done.stdout.fnmatch_lines([f"amp-checks: error: $GITHUB_STEP_SUMMARY, {pytester.path}, cannot be written: *"])
 
 
 def test_a_users_test_with_our_decorator_reports_its_results(pytester: pytest.Pytester, stub_suite: Install) -> None:

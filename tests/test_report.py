@@ -202,9 +202,8 @@ def test_annotations_escape_what_github_would_read_as_its_own() -> None:
     assert len(told) == 2
     assert told[0].startswith("::error title=amp_checks%3A check_output_dtype-addmm-emulated-cuda-float16::")
     assert "\n" not in told[0]
-    placed = github.annotate(
-        RESULTS, {RESULTS[1].id: {"node": "test_amp.py::test[a b]", "file": "te,st.py", "line": 7}}
-    )
+    tests = {RESULTS[1].id: {"node": "test_amp.py::test[a b]", "file": "te,st.py", "line": 7}}
+    placed = github.annotate(RESULTS, {"tests": tests})
     assert placed[0].startswith("::error file=te%2Cst.py,line=7,title=amp_checks%3A check_output_dtype-addmm")
     assert placed[0].endswith("run it again: pytest 'test_amp.py::test[a b]'")
     assert placed[1].endswith("run it again: amp-checks run --item check_output_dtype-bmm-emulated-cuda-float16")

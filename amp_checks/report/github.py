@@ -27,18 +27,19 @@ def _place(test: Mapping[str, Any] | None) -> str:
     return f"file={_escape_property(str(test['file']))},{line}"
 
 
-def annotate(results: Iterable[Result], tests: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
+def annotate(results: Iterable[Result], content: Mapping[str, Any] | None = None) -> list[str]:
     """One ``::error`` for each failed or broken item, up to `MOST`, and one that counts the rest.
 
     Args:
         results: of one run.
-        tests: places of users' tests, as in a results document: their annotations stand on file and line.
+        content: the document of that run: annotations of users' tests stand on the file and line that it gives.
     """
-    tests = tests or {}
+    content = content or {}
+    tests = content.get("tests", {})
     bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
     told = [
         f"::error {_place(tests.get(result.id))}title={_escape_property(f'amp_checks: {result.id}')}::"
-        f"{_escape(result.describe())}%0Arun it again: {_escape(rerun.command(result.id, tests))}"
+        f"{_escape(result.describe())}%0Arun it again: {_escape(rerun.command(result, content))}"
         for result in bad[: MOST - 1 if len(bad) > MOST else MOST]
     ]
     if len(bad) > len(told):

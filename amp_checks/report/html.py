@@ -118,12 +118,12 @@ def anchor(item: str) -> str:
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
 
 
-def _failing(results: Iterable[Result], tests: dict[str, Any]) -> list[Failing]:
+def _failing(results: Iterable[Result], content: dict[str, Any]) -> list[Failing]:
     return [
         Failing(
             result=result,
             anchor=anchor(result.id),
-            command=rerun.command(result.id, tests),
+            command=rerun.command(result, content),
             shown=result.failures[:MOST_FINDINGS],
             hidden=max(0, len(result.failures) - MOST_FINDINGS),
         )
@@ -301,7 +301,7 @@ def render(content: dict[str, Any]) -> str:
         found=content["summary"],
         statuses=list(Status),
         signs=SIGNS,
-        failing=_failing(results, content.get("tests", {})),
+        failing=_failing(results, content),
         kinds=list(_kinds(results)),
         matrices=list(_matrices(results)),
         ratios=plots.ratios(

@@ -25,7 +25,7 @@ def render(content: dict[str, Any]) -> str:
     told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(content)}", ""]
     told += _table(results)
     bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
-    told += _failures(bad, content.get("tests", {}))
+    told += _failures(bad, content)
     told += _known(results)
     told += _scaler_coverage(results)
     if found["emulated"]:
@@ -64,13 +64,13 @@ def _table(results: Sequence[Result]) -> list[str]:
     return [*told, ""]
 
 
-def _failures(bad: Sequence[Result], tests: dict[str, Any]) -> list[str]:
+def _failures(bad: Sequence[Result], content: dict[str, Any]) -> list[str]:
     if not bad:
         return []
     told = ["### Failures", ""]
     for result in bad[:MOST_FAILURES]:
         told += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
-        told += [f"Run it again: `{rerun.command(result.id, tests)}`", ""]
+        told += [f"Run it again: `{rerun.command(result, content)}`", ""]
     if len(bad) > MOST_FAILURES:
         told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
     return told

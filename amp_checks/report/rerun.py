@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from amp_checks.core import Result
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -22,13 +24,15 @@ class Place:
     line: int | None
 
 
-def command(item: str, tests: Mapping[str, Mapping[str, Any]]) -> str:
-    """What to type to run that item again.
+def command(result: Result, content: Mapping[str, Any]) -> str:
+    """What to type to run the item of that result again.
 
     Args:
-        item: its id.
-        tests: as in a results document.
+        result: what came of it.
+        content: the results document that it stands in; its ``tests`` and its ``selection`` are looked at.
     """
-    if item in tests:
-        return f"pytest {shlex.quote(str(tests[item]['node']))}"
-    return f"amp-checks run --item {shlex.quote(item)}"
+    if test := content.get("tests", {}).get(result.id):
+        return f"pytest {shlex.quote(str(test['node']))}"
+    if plant := content.get("selection", {}).get("plant"):
+        return f"amp-checks run --plant {shlex.quote(str(plant))} --backend {shlex.quote(result.backend)}"
+    return f"amp-checks run --item {shlex.quote(result.id)}"

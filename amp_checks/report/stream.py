@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,8 +51,9 @@ class Stream:
                 fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self.release()
+                folder, self._path = self._path.parent, None  # what is there is the other's
                 raise UsageError(
-                    f"another run is writing its reports into {self._path.parent}: wait for it, or name another folder"
+                    f"another run is writing its reports into {folder}: wait for it, or name another folder"
                 ) from None
 
     def release(self) -> None:
@@ -62,13 +62,12 @@ class Stream:
             self._claim.close()
             self._claim = None
 
-    def begin(self, *, environment: dict[str, Any], selection: dict[str, Any], replaces: Iterable[str]) -> None:
-        """Start the file, and remove the reports of an earlier run, which would outlive this one if it were killed.
+    def begin(self, *, environment: dict[str, Any], selection: dict[str, Any]) -> None:
+        """Start the file.
 
         Args:
             environment: as in a results document.
             selection: the same.
-            replaces: names of the reports in the folder that this run will write.
 
         Raises:
             SuiteError: the folder cannot be written to; told once, results are let go.
@@ -78,8 +77,6 @@ class Stream:
         head = {"schema": SCHEMA, "version": VERSION, "environment": environment, "selection": selection}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            for name in replaces:
-                (self._path.parent / name).unlink(missing_ok=True)
             self._write(head, mode="w")
         except OSError as error:
             self._give_up(error)

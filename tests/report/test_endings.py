@@ -265,9 +265,21 @@ def test_reports_of_an_earlier_run_do_not_outlive_a_killed_one(
     stub_suite([StubCase(id="one")])
     assert run_here(pytester, "--amp-report-dir", "report").ret == 0
     assert (pytester.path / "report" / "results.json").exists()
+    assert run_here(pytester, "--amp-json", "own.json").ret == 0
     monkeypatch.setattr(Session, "finish", lambda self, session: None)  # as if the run were killed before its end
-    run_here(pytester, "--amp-report-dir", "report")
+    run_here(pytester, "--amp-report-dir", "report", "--amp-json", "own.json")
     assert [file.name for file in (pytester.path / "report").iterdir()] == [FILE]
+    assert not (pytester.path / "own.json").exists()
+
+
+def test_reports_of_an_earlier_run_do_not_outlive_a_refused_one(pytester: pytest.Pytester, stub_suite: Install) -> None:
+    stub_suite([StubCase(id="one")])
+    targets = ("--amp-report-dir", "report", "--amp-json", "own.json")
+    assert run_here(pytester, *targets).ret == 0
+    refused = run_here(pytester, *targets, "--amp-expect-torch", "0.1")
+    assert refused.ret == 4
+    assert list((pytester.path / "report").iterdir()) == []
+    assert not (pytester.path / "own.json").exists()
 
 
 def test_a_run_stopped_at_its_first_failure_is_incomplete(pytester: pytest.Pytester, stub_suite: Install) -> None:
@@ -303,7 +315,7 @@ def test_sigterm_is_handled_as_before_once_the_run_is_over(pytester: pytest.Pyte
 
 def stream_of(folder: Path) -> Stream:
     stream = Stream(folder)
-    stream.begin(environment=ENVIRONMENT, selection={}, replaces=["results.json"])
+    stream.begin(environment=ENVIRONMENT, selection={})
     stream.note_begun("check_output_dtype-mm-emulated-cuda-float16")
     stream.write(json_format.result_to_json(result("mm", Status.PASSED, RIGHT)))
     stream.note_begun("check_error-bmm-cpu-float16")

@@ -69,7 +69,13 @@ def test_a_fault_planted_by_name_makes_the_run_fail_and_is_named(workers: str, t
     content = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
     assert content["selection"]["plant"] == "rule-removed-mm"
     assert "planted on purpose" in content["errors"][0]
-    assert "planted on purpose" in (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    again = f"amp-checks run --plant rule-removed-mm --backend {BACKEND}"
+    summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    assert "planted on purpose" in summary
+    assert summary.count(f"Run it again: `{again}`") == 4
+    assert "--item" not in summary
+    if FORMATS["html"].lacks() is None:
+        assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8").count(f"<code>{again}</code>") == 4
 
 
 def test_an_unknown_fault_is_refused() -> None:
