@@ -262,6 +262,14 @@ class OpWatch:
         else:
             self._factors.pop(out.data_ptr(), None)
 
+    def function(self, *, backward: bool) -> str | None:
+        """The custom autograd function whose forward or backward runs."""
+        if not backward:
+            return self.functions[-1] if self.functions else None
+        node = private.running_node()
+        custom = private.custom_function_of(node) if node is not None else None
+        return custom.__name__ if custom is not None else None
+
     def factors_of(self, loss: Tensor | None) -> tuple[float, ...]:
         """The constants that a loss was multiplied by, last of all."""
         return self._factors.get(loss.data_ptr(), ()) if loss is not None else ()

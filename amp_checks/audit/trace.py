@@ -17,7 +17,7 @@ from amp_checks.audit.magnitudes import Magnitudes
 class Kind(enum.StrEnum):
     """What happened. The comment says what `Event.data` holds."""
 
-    REGION = "an autocast region was entered"  # device, dtype, enabled, cache, depth, in_backward, node
+    REGION = "an autocast region was entered"  # device, dtype, enabled, cache, depth, in_backward, function
     DISABLED_REGION = "an autocast region disabled itself"  # device
     SCALER = "a scaler was made"  # asked, enabled, device
     SCALE = "a loss was scaled"  # dtype of the loss, scale, already: scale it had

@@ -201,8 +201,6 @@ class Watch:
         return self._regions[-1] if self._regions else None
 
     def entered(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
-        node = private.running_node() if self.backward_depth else None
-        custom = private.custom_function_of(node) if node is not None else None
         data = self.tell(
             Kind.REGION,
             device=device,
@@ -211,7 +209,7 @@ class Watch:
             cache=cache,
             depth=self.nest_depth,
             in_backward=self.backward_depth > 0,
-            function=custom.__name__ if custom is not None else None,
+            function=self.ops.function(backward=self.backward_depth > 0),
             ops=0,
             low_ops=0,
         )

@@ -493,3 +493,45 @@ def test_gradients_of_autograd_grad_are_followed(kind: str, rule: str) -> None:
     assert ("not judged" in healthy.summary) == (kind == "functional")
     assert "headroom, gradients unscaled" in healthy.summary
     assert rule in {one.rule for one in audit(_case(lambda: _by_grad(kind, fault=True)), CPU).failures()}
+
+
+def _cast_by_decorator(*, fault: bool) -> Training:
+    """The pair of torch's documentation, and a backward that opens a region of its own besides."""
+
+    class Exponential(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            ctx.save_for_backward(value)
+            return value.exp()
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (value,) = ctx.saved_tensors
+            if not fault:
+                return gradient * value.exp()
+            with torch.autocast("cpu", torch.float16):
+                return gradient * value.exp()
+
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            output = Exponential.apply(model(batch).tanh())  # type: ignore[no-untyped-call]
+        scaler.scale(output.square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=[torch.randn(16, 8) for _ in range(3)], step=step)
+
+
+def test_a_forward_that_custom_fwd_takes_out_of_autocast_is_recomputed_without_it() -> None:
+    healthy = audit(_case(lambda: _cast_by_decorator(fault=False)), CPU)
+    assert [one for one in healthy.diagnostics if one.severity is not Severity.NOTE] == []
+    (found,) = audit(_case(lambda: _cast_by_decorator(fault=True)), CPU).failures()
+    assert found.rule == "recomputed-in-other-dtype"
+    assert "under float16 what its forward computed under no autocast" in found.message

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.rules.registry import rule
 from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Event, Kind
+from amp_checks.audit.trace import Event, Kind, Trace
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
@@ -85,19 +85,37 @@ def autocast_left_on(evidence: Evidence) -> Iterator[Found]:
 )
 def recomputed_in_other_dtype(evidence: Evidence) -> Iterator[Found]:
     """What is recomputed must be what was computed: else the gradient is that of another function."""
-    forward = {event.data["function"]: event.data["region"] for event in evidence.amp.of(Kind.FUNCTION)}
+    forward = _regions_of_forward(evidence.amp)
     for event in evidence.amp.of(Kind.REGION):
         function = event.data["function"]
         if not event.data["in_backward"] or function not in forward:
             continue
         now = event.data["dtype"] if event.data["enabled"] else None
-        if now is not forward[function]:
+        if now not in forward[function]:
             yield _at(
                 event,
                 op=function,
                 message=f"{function} recomputes under {_name(now)} what its forward computed under "
-                f"{_name(forward[function])}",
+                f"{_name(forward[function][0])}",
             )
+
+
+def _regions_of_forward(trace: Trace) -> dict[str, list[object]]:
+    """Of each custom function, the dtypes of the regions that its last forward ran in; None: without autocast.
+
+    ``custom_fwd`` with ``cast_inputs`` leaves autocast before it calls forward: that region is entered by no line of
+    forward, but by the one that applies the function, and takes the place of the one around it.
+    """
+    found: dict[str, list[object]] = {}
+    applied: dict[str, str | None] = {}
+    for event in trace.of(Kind.FUNCTION, Kind.REGION):
+        function = event.data["function"]
+        if event.kind is Kind.FUNCTION:
+            found[function], applied[function] = [event.data["region"]], event.where
+        elif function in found and not event.data["in_backward"]:
+            dtype = event.data["dtype"] if event.data["enabled"] else None
+            found[function] = [dtype] if event.where == applied[function] else [*found[function], dtype]
+    return found
 
 
 @rule(
