@@ -273,8 +273,9 @@ def test_what_the_parts_selected_is_selected_by_the_whole() -> None:
         (RESULTS[:1], {"errors": ["CUDA is required"]}, 4, "NO VERDICT: CUDA is required"),
         (RESULTS[5:], {}, 4, "NO VERDICT: nothing ran"),
         ([], {}, 4, "NO VERDICT: nothing ran"),
+        (RESULTS[2:3], {"complete": False}, 3, "NO VERDICT: 1 checks broke (the suite's own failure), and none ran"),
     ],
-    ids=["right", "failed", "error", "incomplete", "conditions", "unavailable", "nothing"],
+    ids=["right", "failed", "error", "incomplete", "conditions", "unavailable", "nothing", "error alone"],
 )
 def test_a_report_gates_as_the_whole_run_would(
     tmp_path: Path,

@@ -78,6 +78,8 @@ def verdict(results: Sequence[Result], *, complete: bool = True, errors: Sequenc
     """
     counts = count(results)
     ran = [result for result in results if result.status in RAN]
+    if not ran and (broken := counts[Status.ERROR]):
+        return f"NO VERDICT: {broken} checks broke (the suite's own failure), and none ran to its end"
     if not ran:
         return "NO VERDICT: nothing ran"
     where = sorted({result.backend for result in ran})
