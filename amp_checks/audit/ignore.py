@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ class Ignored:
 
     Attributes:
         rule: id of the rule.
-        place: what the finding's line, module or op must hold; ``*`` for any.
+        place: what the finding's line, module or op must hold, numbers whole; ``*`` for any.
         until: the last day on which it counts.
         reason: why.
     """
@@ -38,7 +39,14 @@ class Ignored:
 
     def matches(self, one: Diagnostic, today: datetime.date) -> bool:
         """Whether the entry is in force and means that finding."""
-        return self.rule == one.rule and today <= self.until and (self.place == "*" or self.place in one.place)
+        return self.rule == one.rule and today <= self.until and (self.place == "*" or _holds(one.place, self.place))
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether it is in the text, and no number goes on at its ends: line 5 is not line 58."""
+    before = r"(?<!\d)" if part[0].isdigit() else ""
+    after = r"(?!\d)" if part[-1].isdigit() else ""
+    return re.search(before + re.escape(part) + after, text) is not None
 
 
 def load(path: Path, *, rules: frozenset[str]) -> tuple[Ignored, ...]:
