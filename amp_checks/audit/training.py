@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from torch import nn
 from amp_checks.core import Backend, NotEmulated, UsageError, first_line
 
 Builder = Callable[..., Any]
+MOST_BATCHES = 1000
+"""Of an iterator of batches: it may never end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class Training:
 
     Attributes:
         model: a module, or several, in a sequence or by name.
-        batches: what ``step`` and ``loss`` are called with, one after the other; three to ten are enough.
+        batches: what ``step`` and ``loss`` are called with, one after the other; three to ten are enough. Of a case,
+            an iterator will do as well: it is made a list.
         step: one iteration: forward, backward, optimizer, scaler, scheduler. It is given the batch, and by their names
             whichever of ``model``, ``optimizer``, ``scaler``, ``scheduler`` its signature has.
         run: the whole loop, called once with no argument, where the loop itself is what may be wrong.
@@ -164,14 +168,38 @@ def _checked(case: str, made: object) -> Training:
             f"the case {case} must return an amp_checks.audit.Training or a mapping with its fields; "
             f"it returned {type(made).__name__}"
         )
+    made = dataclasses.replace(made, batches=_counted(case, made.batches))
     _check_fields(case, made)
     return made
 
 
+def _counted(case: str, batches: Any) -> Any:
+    """The batches; where nothing tells how many there are, as a list of them."""
+    try:
+        len(batches)
+    except TypeError:
+        pass
+    else:
+        return batches
+    if not isinstance(batches, Iterable):
+        raise UsageError(f"the case {case}: batches must be a list of them; it is a {type(batches).__name__}")
+    listed = list(itertools.islice(batches, MOST_BATCHES + 1))
+    if len(listed) > MOST_BATCHES:
+        raise UsageError(
+            f"the case {case}: batches is a {type(batches).__name__} that gives more than {MOST_BATCHES}; "
+            "give a list: three to ten are enough"
+        )
+    return listed
+
+
 def _check_fields(case: str, made: Training) -> None:
-    modules = made.modules()
-    if wrong := next((found for found in modules.values() if not isinstance(found, nn.Module)), None):
-        raise UsageError(f"the case {case}: model must be torch modules; it holds {type(wrong).__name__}")
+    if not isinstance(made.model, nn.Module | Mapping | Sequence):
+        raise UsageError(
+            f"the case {case}: model must be a torch module, or a sequence or mapping of them; "
+            f"it is a {type(made.model).__name__}"
+        )
+    if wrong := [found for found in made.modules().values() if not isinstance(found, nn.Module)]:
+        raise UsageError(f"the case {case}: model must be torch modules; it holds {type(wrong[0]).__name__}")
     if not any(parameter.requires_grad for parameter in made.named_parameters().values()):
         raise UsageError(f"the case {case}: its model has no parameter that requires a gradient, so nothing trains")
     ways = [name for name in ("step", "run", "loss") if getattr(made, name) is not None]

@@ -500,19 +500,18 @@ def _cast_by_decorator(*, fault: bool) -> Training:
 
     class Exponential(torch.autograd.Function):
         @staticmethod
-        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(value)
             return value.exp()
 
         @staticmethod
-        @torch.amp.custom_bwd(device_type="cpu")
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            (value,) = ctx.saved_tensors
+        @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             if not fault:
-                return gradient * value.exp()
+                return gradient * ctx.saved_tensors[0].exp()
             with torch.autocast("cpu", torch.float16):
-                return gradient * value.exp()
+                return gradient * ctx.saved_tensors[0].exp()
 
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
