@@ -27,6 +27,7 @@ class Gradient:
     Attributes:
         name, parameter: whose.
         state: what it holds.
+        scale: the loss scale it was last given, or None.
         where: line of the backward that last wrote it.
         plain: line of a backward whose loss was not scaled, since it was last zeroed.
         stepped: its optimizer stepped, or skipped, since it was last zeroed.
@@ -43,6 +44,7 @@ class Gradient:
     name: str
     parameter: torch.Tensor
     state: State = State.NONE
+    scale: float | None = None
     where: str | None = None
     plain: str | None = None
     has_plain: bool = False
@@ -60,7 +62,7 @@ class Gradient:
 
     def reset(self) -> None:
         """It was zeroed, or is gone."""
-        self.state = State.NONE
+        self.state, self.scale = State.NONE, None
         self.where = self.plain = None
         self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
         self.held = self.given = self.before = None
@@ -77,6 +79,7 @@ class Gradient:
         self.reset()
         self.handed, self.held, self.where = None, now, where
         self.state = State.PLAIN if scale is None else State.SCALED
+        self.scale = scale
         if scale is None:
             self.has_plain, self.plain = True, where
 
@@ -188,7 +191,7 @@ class Book:
             gradient.misused = gradient.misused or twice
             if scaled or gradient.state is not State.SCALED:  # what is scaled in part must be unscaled
                 gradient.state = State.SCALED if scaled else State.PLAIN
-            gradient.where = where
+            gradient.where, gradient.scale = where, scale or gradient.scale
             if not scaled:
                 gradient.has_plain = True
                 gradient.plain = gradient.plain or where

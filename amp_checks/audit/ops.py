@@ -31,6 +31,7 @@ _PRODUCTS = {
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
+_SCALING = {"aten::mul", "aten::div", "aten::_foreach_mul", "aten::_foreach_div"}
 _SCALAR = "aten::scalar_tensor"
 """What a Python number becomes where an op takes it as a tensor (``where``)."""
 _SMALL = 8
@@ -66,6 +67,16 @@ def _facts(func: Any) -> _Facts:
         product=base in _PRODUCTS,
         zeroes=name in _ZEROING,
     )
+
+
+def _undoes(facts: _Facts, args: tuple[Any, ...], scale: float | None) -> bool:
+    """Whether an op divides by that loss scale."""
+    if facts.base.removesuffix("_") not in _SCALING or len(args) < 2 or scale is None:
+        return False
+    factor = args[1].item() if isinstance(args[1], Tensor) and args[1].numel() == 1 else args[1]
+    if not isinstance(factor, int | float) or not factor:
+        return False
+    return math.isclose(factor if "div" in facts.base else 1 / factor, scale, rel_tol=1e-3)
 
 
 class OpMode(TorchDispatchMode):
@@ -339,7 +350,7 @@ class OpWatch:
             gradient.misused = True
         if written and (gradient.stepped or gradient.state is State.SCALED):
             self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
-        elif not written and gradient.state is State.SCALED:
+        elif not written and gradient.state is State.SCALED and not _undoes(facts, args, gradient.scale):
             self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
 
     def rewrote(self, name: str, where: str | None) -> None:
@@ -357,12 +368,8 @@ class OpWatch:
             if isinstance(out, Tensor):
                 self.inner[out.data_ptr()] = (out, scale)
             return
-        if facts.base in ("aten::mul", "aten::div", "aten::mul_", "aten::div_") and len(args) > 1:
-            factor = args[1].item() if isinstance(args[1], Tensor) and args[1].numel() == 1 else args[1]
-            if isinstance(factor, int | float) and factor:
-                by = factor if "div" in facts.base else 1 / factor
-                if math.isclose(by, scale, rel_tol=1e-3):
-                    return
+        if _undoes(facts, args, scale):
+            return
         self.tell(Kind.INNER_GRADIENT, once=True, op=facts.name)
 
     def _constants(self, facts: _Facts, args: tuple[Any, ...]) -> None:

@@ -98,6 +98,26 @@ def gradients_looked_at(device: str, dtype: torch.dtype) -> Training:
     return Training(model=model, batches=_batches(device), step=step)
 
 
+def gradients_unscaled_for_a_log(device: str, dtype: torch.dtype) -> Training:
+    """Norms of scaled gradients, each divided by the scale first."""
+    model, scaler, log = _net(device), _scaler(device, dtype), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype):
+            loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+        scaler.scale(loss).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            log.append((parameter.grad / scaler.get_scale()).norm().item())
+            log.append((parameter.grad * (1 / scaler.get_scale())).norm().item())
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=_batches(device), step=step)
+
+
 def averaged(device: str, dtype: torch.dtype) -> Training:
     """An average of weights and a schedule, both only after real steps; the average is evaluated in a region."""
     model, scaler = _net(device), _scaler(device, dtype)
@@ -234,6 +254,7 @@ PROGRAMS: tuple[Build, ...] = (
     accumulation,
     adversaries,
     gradients_looked_at,
+    gradients_unscaled_for_a_log,
     averaged,
     checkpointed,
     penalised,
