@@ -178,3 +178,26 @@ def are_small(evidence: Evidence) -> bool:
     return (loss is None or loss < LOSS_ERROR.value) and all(
         ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values()
     )
+
+
+def commutes_with_the_scale(evidence: Evidence) -> bool:
+    """Whether what the program made of scaled gradients is what the reference made of unscaled ones.
+
+    At each optimizer's first real step, of all gradients that were changed while scaled: they agree, and so do the
+    changes, each to half its size. What takes a scaled gradient for an unscaled one is off by the loss scale.
+    """
+    exact, amp = reference(evidence), evidence.amp
+    errors = ratios(evidence)
+    if not errors.keys() & amp.misused or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
+        return False
+    for name in amp.misused:
+        traces = [(trace.gradients.get(name), trace.given.get(name)) for trace in (amp, exact)]
+        pairs = [(used, given) for used, given in traces if used is not None and given is not None]
+        if len(pairs) != 2 or len({value.shape for pair in pairs for value in pair}) != 1:
+            return False
+        (actual, before), (expected, given) = pairs
+        error = ((actual - before) - (expected - given)).norm().item()
+        rounding = 1e-5 * given.norm().item()
+        if not error <= 0.5 * (expected - given).norm().item() + rounding or not relative(actual, expected) < 0.5:
+            return False
+    return True

@@ -71,7 +71,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
     """
     with one_thread(), warnings.catch_warnings(), backend.activate():
         warnings.simplefilter("ignore")
-        watch = Watch()
+        watch = Watch(follow=True)
         training = run(case, backend, watch)
         amp = watch.trace
         if amp.failure is not None and isinstance(amp.failure.error, NotEmulated):

@@ -118,6 +118,28 @@ def gradients_unscaled_for_a_log(device: str, dtype: torch.dtype) -> Training:
     return Training(model=model, batches=_batches(device), step=step)
 
 
+def gradients_changed_alike_at_any_scale(device: str, dtype: torch.dtype) -> Training:
+    """Averaged, centred, and clipped at a norm that is scaled, before they are unscaled."""
+    model, scaler = _net(device), _scaler(device, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype):
+            loss = 2 * nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+        scaler.scale(loss).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(2)
+            if parameter.dim() > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Training(model=model, batches=_batches(device), step=step)
+
+
 def averaged(device: str, dtype: torch.dtype) -> Training:
     """An average of weights and a schedule, both only after real steps; the average is evaluated in a region."""
     model, scaler = _net(device), _scaler(device, dtype)
@@ -255,6 +277,7 @@ PROGRAMS: tuple[Build, ...] = (
     adversaries,
     gradients_looked_at,
     gradients_unscaled_for_a_log,
+    gradients_changed_alike_at_any_scale,
     averaged,
     checkpointed,
     penalised,
@@ -270,3 +293,30 @@ def test_correct_program_raises_no_alarm(build: Build, backend: str) -> None:
     report = audit(AuditCase(id=build.__name__, build=build), backends.backend(backend))
     alarms = [(one.rule, one.place, one.message) for one in report.diagnostics if one.severity is not Severity.NOTE]
     assert alarms == []
+
+
+@pytest.mark.parametrize("change", ["clip", "decay", "bound"])
+def test_what_takes_scaled_gradients_for_unscaled_ones_is_an_error(change: str) -> None:
+    def case(device: str, dtype: torch.dtype) -> Training:
+        model, scaler = _net(device), _scaler(device, dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+        def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype):
+                loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+            scaler.scale(loss).backward()
+            if change == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            elif change == "bound":
+                nn.utils.clip_grad_value_(model.parameters(), 10.0)
+            for parameter in model.parameters() if change == "decay" else ():
+                assert parameter.grad is not None
+                parameter.grad.add_(parameter.detach(), alpha=1e-4)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return Training(model=model, batches=_batches(device), step=step)
+
+    report = audit(AuditCase(id=change, build=case), backends.backend("cpu-float16"))
+    assert {one.rule for one in report.failures()} == {"scaled-gradients-changed"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 
+from amp_checks.audit import measures
 from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.rules.registry import rule
 from amp_checks.audit.runs import Evidence
@@ -82,12 +84,26 @@ def scaled_twice(evidence: Evidence) -> Iterator[Found]:
     "scaled-gradients-changed", ERROR, remedy="call scaler.unscale_(optimizer) before gradients are clipped or changed"
 )
 def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
-    """A norm or a bound for gradients means unscaled ones: scaled ones are some 65536 times as large."""
+    """A norm or a bound for gradients means unscaled ones: scaled ones are some 65536 times as large.
+
+    A division by the world size, say, commutes with the scale: that the gradients of the step are right shows it.
+    """
+    right = measures.commutes_with_the_scale(evidence)
     lines = set()  # a bound from below and one from above are one clipping
     for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
-        if not event.data["late"] and event.where not in lines:
-            lines.add(event.where)
-            yield _at(event, f"{event.data['op']} changes gradients that are still scaled", op=event.data["op"])
+        if event.data["late"] or event.where in lines:
+            continue
+        lines.add(event.where)
+        message = f"{event.data['op']} changes gradients that are still scaled"
+        found = _at(event, message, op=event.data["op"])
+        if right:
+            found = dataclasses.replace(
+                found,
+                message=f"{message}, in a way that commutes with the loss scale here: the step's gradients are right",
+                severity=NOTE,
+                remedy="none, as long as it commutes; else call scaler.unscale_(optimizer) before",
+            )
+        yield found
 
 
 @rule("gradients-changed-late", WARNING, remedy="change gradients before scaler.step(optimizer)")
