@@ -264,6 +264,7 @@ class Session:
     def _abort(self, message: str, *, status: int = OUR_ERRORS["gate"]) -> None:
         self.aborted = True
         self.stream.drop()
+        self.stream.release()
         sys.stderr.write(f"amp-checks: error: {message}\n")
         if status == OUR_ERRORS["gate"]:
             raise pytest.UsageError  # pytest prints its arguments; it has none, our line stands alone
