@@ -25,7 +25,7 @@ from amp_checks.core import Status, SuiteError
 from amp_checks.report import FORMATS, Format, json_format
 from amp_checks.report.stream import FILE, Stream
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 STAND_IN = '''
 import ctypes
