@@ -7,6 +7,7 @@ own conditions are not met. Every non-zero one comes with failing findings or a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import io
 import os
@@ -292,6 +293,12 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
+def _let_go_of_stdout() -> None:
+    """What is still in its buffer cannot be written; Python would try again at its end, and exit with 120."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def entry(arguments: Sequence[str] | None = None) -> int:
     """What the console script calls; returns the exit status."""
     _open_streams()
@@ -310,10 +317,10 @@ def entry(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("amp-checks: error: interrupted\n")
         return 2
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing more can be said to them.
-        sys.stderr.close()
+        _let_go_of_stdout()
         return 2
     except OSError as error:
+        _let_go_of_stdout()
         sys.stderr.write(f"amp-checks: error: {error}\n")
         return 3
     return status

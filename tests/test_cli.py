@@ -241,7 +241,13 @@ def test_output_that_cannot_be_written_is_no_wrong_amp() -> None:
         ("| true; exit ${PIPESTATUS[0]}", 2, ""),
         (">&-", 0, ""),
     ):
-        done = subprocess.run(["bash", "-c", f"{command} {redirected}"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {redirected}"],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (done.returncode, done.stderr) == (status, said), redirected
 
 
