@@ -294,9 +294,12 @@ def _open_streams() -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """What is still in its buffer cannot be written; Python would try again at its end, and exit with 120."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Where what is still in its buffer cannot be written, drop it: Python would try at its end, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def entry(arguments: Sequence[str] | None = None) -> int:

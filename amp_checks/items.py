@@ -12,7 +12,7 @@ import pytest
 
 from amp_checks import backends, devices, suite
 from amp_checks.core import RAISED, Result, SuiteError
-from amp_checks.report import curves, json_format, summary
+from amp_checks.report import curves, json_format, rerun, summary
 from amp_checks.session import OUR_ERRORS, Session, on_cuda
 
 
@@ -77,15 +77,12 @@ class SuiteItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         if isinstance(excinfo.value, suite.CheckFailed | suite.CheckBroken):
-            return f"{excinfo.value}\nrun it again: amp-checks run {self._again()}"
+            plant = None if self.item.mutant is None else self.item.mutant.id
+            again = rerun.of_item(self.item.id, self.item.backend.id, plant=plant)
+            return f"{excinfo.value}\nrun it again: {again}"
         if isinstance(excinfo.value, pytest.xfail.Exception):
             return str(excinfo.value)  # pytest would parse the source of every frame, for a traceback nobody is shown
         return super().repr_failure(excinfo)
-
-    def _again(self) -> str:
-        if self.item.mutant is not None:
-            return f"--plant {self.item.mutant.id} --backend {self.item.backend.id}"
-        return f"--item {self.item.id}"
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name

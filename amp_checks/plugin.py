@@ -188,9 +188,10 @@ class Hooks:
 
 def _given(item: pytest.Item) -> str | None:
     """The id of the suite's item that `parametrize_with_checks` gave to a user's test; None for other tests."""
-    suite = sys.modules.get("amp_checks.suite")
-    values = getattr(getattr(item, "callspec", None), "params", {}).values() if suite is not None else ()
-    return next((value.id for value in values if isinstance(value, suite.Item)), None) if suite is not None else None
+    if (suite := sys.modules.get("amp_checks.suite")) is None:
+        return None
+    values = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return next((value.id for value in values if isinstance(value, suite.Item)), None)
 
 
 def _names(node_ids: Iterable[str]) -> list[str]:

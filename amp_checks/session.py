@@ -23,7 +23,7 @@ import pytest
 
 from amp_checks import backends, devices, environment, suite
 from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
-from amp_checks.report import FORMATS, Format, github, json_format, summary, terminal
+from amp_checks.report import FORMATS, Format, github, json_format, rerun, summary, terminal
 from amp_checks.report.rerun import Place
 from amp_checks.report.stream import Stream, unfinished
 from amp_checks.time_limit import TimeLimit
@@ -258,7 +258,8 @@ class Session:
             "the worker process died while this item ran (abort, device-side assert, out of memory, kill, time limit: "
             "its last words are on standard error)",
         )
-        report.longrepr = f"{died.describe()}\nrun it again: amp-checks run --item {item}"
+        again = rerun.of_item(item, died.backend, plant=self.config.option.amp_plant)
+        report.longrepr = f"{died.describe()}\nrun it again: {again}"
         report.amp_results = [json_format.result_to_json(died)]  # type: ignore[attr-defined]
 
     def _abort(self, message: str, *, status: int = OUR_ERRORS["gate"]) -> None:

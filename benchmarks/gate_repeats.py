@@ -27,6 +27,7 @@ import pytest
 
 ORDER = "GATE_REPEATS_ORDER"
 WORKERS = ("2", "0", "1", "0")
+"""Of a length that 3 does not divide: so the repeats with other seeds, each third, meet all of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,6 +38,7 @@ class Gradient:
         factors: constants that its loss was multiplied by, since it was last zeroed.
         multiplied: constants that it was multiplied by itself since its last backward, each with whether in place.
         handed: what ``autograd.grad`` gave of it last, its loss scale or None, and the line; a program may assign it.
+        before: what was there before the backward that runs.
         held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
     """
 

@@ -33,6 +33,11 @@ def command(result: Result, content: Mapping[str, Any]) -> str:
     """
     if test := content.get("tests", {}).get(result.id):
         return f"pytest {shlex.quote(str(test['node']))}"
-    if plant := content.get("selection", {}).get("plant"):
-        return f"amp-checks run --plant {shlex.quote(str(plant))} --backend {shlex.quote(result.backend)}"
-    return f"amp-checks run --item {shlex.quote(result.id)}"
+    return of_item(result.id, result.backend, plant=content.get("selection", {}).get("plant"))
+
+
+def of_item(item: str, backend: str, *, plant: str | None) -> str:
+    """What to type to run one of the suite's own items again; ``plant``: the fault that was planted around it."""
+    if plant is not None:
+        return f"amp-checks run --plant {shlex.quote(plant)} --backend {shlex.quote(backend)}"
+    return f"amp-checks run --item {shlex.quote(item)}"

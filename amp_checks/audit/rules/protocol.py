@@ -9,17 +9,13 @@ import torch
 
 from amp_checks.audit import measures
 from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.runs import Evidence
 from amp_checks.audit.trace import Event, Kind, Trace
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _COMPARISONS = {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf"}
-
-
-def _at(event: Event, message: str, *, op: str | None = None) -> Found:
-    return Found(message=message, where=event.where, module=event.module, step=event.step, op=op)
 
 
 @rule("loss-not-scaled", ERROR, remedy="call scaler.scale(loss).backward() for every loss of the step")
@@ -45,7 +41,7 @@ def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
         return
     first = next(trace.of(Kind.BACKWARD), None)
     if first is not None:
-        yield _at(first, "a float16 program differentiates a loss that nothing scales")
+        yield at(first, "a float16 program differentiates a loss that nothing scales")
 
 
 @rule(
@@ -57,7 +53,7 @@ def hand_scale_not_undone(evidence: Evidence) -> Iterator[Found]:
     """A loss that is multiplied by a large power of two is scaled: its gradients are as much too large."""
     for event in evidence.amp.of(Kind.SCALED_BY_HAND):
         if not event.data["undone"] and not evidence.amp.scaled and _uses(evidence.amp, torch.float16):
-            yield _at(event, f"the loss is multiplied by {event.data['factor']:g}, and this step's gradients still are")
+            yield at(event, f"the loss is multiplied by {event.data['factor']:g}, and this step's gradients still are")
 
 
 @rule("scaled-by-hand", NOTE, remedy="torch.amp.GradScaler skips such a step, and lowers the scale")
@@ -65,7 +61,7 @@ def scaled_by_hand(evidence: Evidence) -> Iterator[Found]:
     """A constant loss scale is right as long as no gradient overflows."""
     for event in evidence.amp.of(Kind.SCALED_BY_HAND):
         if event.data["undone"] and not evidence.amp.scaled and _uses(evidence.amp, torch.float16):
-            yield _at(
+            yield at(
                 event,
                 f"the loss is multiplied by {event.data['factor']:g} and its gradients are divided by it: see that a "
                 "step whose gradients overflow is skipped",
@@ -77,7 +73,7 @@ def scaled_twice(evidence: Evidence) -> Iterator[Found]:
     """Gradients are divided by the scale once."""
     for event in evidence.amp.of(Kind.SCALE):
         if event.data["already"]:
-            yield _at(event, f"this loss was scaled by {event.data['already']:g} before")
+            yield at(event, f"this loss was scaled by {event.data['already']:g} before")
 
 
 @rule(
@@ -95,7 +91,7 @@ def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
             continue
         lines.add(event.where)
         message = f"{event.data['op']} changes gradients that are still scaled"
-        found = _at(event, message, op=event.data["op"])
+        found = at(event, message, op=event.data["op"])
         if right:
             found = dataclasses.replace(
                 found,
@@ -111,7 +107,7 @@ def gradients_changed_late(evidence: Evidence) -> Iterator[Found]:
     """After the step nothing reads them any more."""
     for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
         if event.data["late"]:
-            yield _at(event, f"{event.data['op']} changes gradients after the step that used them", op=event.data["op"])
+            yield at(event, f"{event.data['op']} changes gradients after the step that used them", op=event.data["op"])
 
 
 @rule(
@@ -126,7 +122,7 @@ def scaled_gradients_read(evidence: Evidence) -> Iterator[Found]:
     tests = {event.where for event in reads if event.data["op"].partition(".")[0] in _COMPARISONS}
     for event in reads:
         if event.where not in written and event.where not in tests:
-            yield _at(event, f"{event.data['op']} reads gradients that are still scaled", op=event.data["op"])
+            yield at(event, f"{event.data['op']} reads gradients that are still scaled", op=event.data["op"])
 
 
 @rule("unscaled-mid-accumulation", ERROR, remedy="call scaler.unscale_(optimizer) once, after the last micro-batch")
@@ -134,7 +130,7 @@ def unscaled_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
     """Scaled gradients are added to unscaled ones, which then count for nothing."""
     for event in evidence.amp.of(Kind.BACKWARD):
         if event.data.get("onto_unscaled"):
-            yield _at(event, f"scaled gradients are added to the unscaled gradient of {event.data['onto_unscaled']}")
+            yield at(event, f"scaled gradients are added to the unscaled gradient of {event.data['onto_unscaled']}")
 
 
 @rule("updated-mid-accumulation", ERROR, remedy="call scaler.update() once per step of the optimizer, after it")
@@ -142,7 +138,7 @@ def updated_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
     """An update may change the scale: micro-batches of two scales then share one gradient."""
     for event in evidence.amp.of(Kind.BACKWARD):
         if event.data.get("after_update"):
-            yield _at(
+            yield at(
                 event,
                 f"the gradient of {event.data['after_update']} is accumulated across a scaler.update(), "
                 "which may change the loss scale",
@@ -154,9 +150,9 @@ def scaler_bypassed(evidence: Evidence) -> Iterator[Found]:
     """`GradScaler.step` unscales, and skips the step where a gradient is not finite."""
     for event in evidence.amp.of(Kind.OPTIMIZER_STEP):
         if event.data["scaled"]:
-            yield _at(event, "optimizer.step() uses gradients that are still scaled")
+            yield at(event, "optimizer.step() uses gradients that are still scaled")
         elif event.data["unscaled"]:
-            yield _at(event, "optimizer.step() after scaler.unscale_: a step with infinite gradients is not skipped")
+            yield at(event, "optimizer.step() after scaler.unscale_: a step with infinite gradients is not skipped")
 
 
 @rule("update-missing", ERROR, remedy="call scaler.update() at the end of each iteration")
@@ -165,7 +161,7 @@ def update_missing(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.amp
     steps = [event for event in trace.of(Kind.SCALER_STEP) if event.data["enabled"]]
     if steps and trace.failure is None and next(trace.of(Kind.UPDATE), None) is None:
-        yield _at(steps[-1], "scaler.step is never followed by scaler.update")
+        yield at(steps[-1], "scaler.step is never followed by scaler.update")
 
 
 @rule("update-without-step", WARNING, remedy="call scaler.update() only in iterations that call scaler.step(optimizer)")
@@ -173,7 +169,7 @@ def update_without_step(evidence: Evidence) -> Iterator[Found]:
     """It counts towards growth of the scale although no step tried the scale."""
     for event in evidence.amp.of(Kind.UPDATE):
         if not event.data["stepped"]:
-            yield _at(event, "scaler.update() without a scaler.step() since the last one")
+            yield at(event, "scaler.update() without a scaler.step() since the last one")
 
 
 @rule("zero-grad-missing", ERROR, remedy="call optimizer.zero_grad() once per step, before its first backward")
@@ -181,14 +177,14 @@ def zero_grad_missing(evidence: Evidence) -> Iterator[Found]:
     """Gradients that an optimizer has stepped with are stepped with again; left by GradScaler, they are unscaled."""
     for event in evidence.amp.of(Kind.SCALER_STEP, Kind.OPTIMIZER_STEP):
         if event.data["carried"]:
-            yield _at(event, f"the gradient of {event.data['carried']} still holds that of the step before")
+            yield at(event, f"the gradient of {event.data['carried']} still holds that of the step before")
 
 
 @rule("inner-gradient-scaled", ERROR, remedy="divide what autograd.grad gives by scaler.get_scale() before using it")
 def inner_gradient_scaled(evidence: Evidence) -> Iterator[Found]:
     """A penalty on the gradients of a scaled loss is the square of the scale too large."""
     for event in evidence.amp.of(Kind.INNER_GRADIENT):
-        yield _at(event, f"{event.data['op']} uses the gradient of a scaled loss as it is", op=event.data["op"])
+        yield at(event, f"{event.data['op']} uses the gradient of a scaled loss as it is", op=event.data["op"])
 
 
 @rule(
@@ -201,7 +197,7 @@ def scheduler_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
     for trace in _with_rehearsal(evidence):
         for event in trace.of(Kind.SCHEDULER_STEP):
             if event.data["skipped"] and not event.data["real"]:
-                yield _at(event, "the scheduler advances although its optimizer's step was skipped")
+                yield at(event, "the scheduler advances although its optimizer's step was skipped")
 
 
 @rule("average-on-skipped-step", WARNING, remedy="average weights only after a step that was not skipped")
@@ -209,7 +205,7 @@ def average_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
     """A skipped step leaves the weights as they were: averaging them again gives them a weight that they have not."""
     for trace in _with_rehearsal(evidence):
         for event in trace.of(Kind.AVERAGED):
-            yield _at(
+            yield at(
                 event,
                 f"{event.data['op']} averages {event.data['parameter']} after a skipped step",
                 op=event.data["op"],
@@ -256,7 +252,7 @@ def scaler_with_bfloat16(evidence: Evidence) -> Iterator[Found]:
     low = {dtype for op in trace.ops if not op.backward for dtype in op.outputs if dtype.itemsize == 2}
     scale = next(trace.of(Kind.SCALE), None)
     if scale is not None and torch.bfloat16 in low and torch.float16 not in low:
-        yield _at(scale, "a loss of a bfloat16 program is scaled")
+        yield at(scale, "a loss of a bfloat16 program is scaled")
 
 
 @rule("scaler-disabled-itself", ERROR, remedy='name the device: torch.amp.GradScaler("cpu")')
@@ -264,7 +260,7 @@ def scaler_disabled_itself(evidence: Evidence) -> Iterator[Found]:
     """`GradScaler()` is for cuda; without a CUDA device it warns once and does nothing from then on."""
     for event in evidence.amp.of(Kind.SCALER):
         if event.data["asked"] and not event.data["enabled"]:
-            yield _at(
+            yield at(
                 event, f"this GradScaler is for {event.data['device']}, which is not there: it has disabled itself"
             )
 
@@ -274,7 +270,7 @@ def scaler_made_anew(evidence: Evidence) -> Iterator[Found]:
     """Its scale starts over, and never settles."""
     made = [event for event in evidence.amp.of(Kind.SCALER) if event.step >= 1 and event.data["enabled"]]
     if made:
-        yield _at(made[0], "a new GradScaler is made in the loop, so the loss scale never settles")
+        yield at(made[0], "a new GradScaler is made in the loop, so the loss scale never settles")
 
 
 @rule(
@@ -297,7 +293,7 @@ def optimizers_out_of_step(evidence: Evidence) -> Iterator[Found]:
     most, least = max(skips, key=lambda n: skips[n]), min(skips, key=lambda n: skips[n])
     if skips[most] - skips[least] >= 2 and skips[most] * 2 > steps[most]:
         names = evidence.amp.optimizers
-        yield _at(
+        yield at(
             last[most],
             f"{names[most]} {most} skipped {skips[most]} of {steps[most]} steps, "
             f"{names[least]} {least} only {skips[least]}",
@@ -340,7 +336,7 @@ def steps_skipped(evidence: Evidence) -> Iterator[Found]:
         return
     if len(skipped) == len(steps) and len(steps) >= 4:
         last = f"; the scale fell to {trace.scales[-1]:g}" if trace.scales else ""
-        yield _at(skipped[0], f"all {len(steps)} steps were skipped{last}")
+        yield at(skipped[0], f"all {len(steps)} steps were skipped{last}")
         return
     good, unexplained = 0.0, []
     for event, scale in zip(steps, trace.scales_before(len(steps)), strict=False):
@@ -349,7 +345,7 @@ def steps_skipped(evidence: Evidence) -> Iterator[Found]:
         elif scale <= good:
             unexplained.append(event)
     if len(unexplained) > max(1, len(steps) // 5):
-        yield _at(
+        yield at(
             unexplained[0],
             f"{len(unexplained)} of {len(steps)} steps were skipped at loss scales at which others were not",
         )

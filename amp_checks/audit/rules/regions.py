@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Event, Kind, Trace
+from amp_checks.audit.trace import Kind, Trace
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-
-
-def _at(event: Event, message: str, *, op: str | None = None) -> Found:
-    return Found(message=message, where=event.where, module=event.module, step=event.step, op=op)
 
 
 @rule("backward-in-autocast", WARNING, remedy="call backward after the with block")
@@ -21,7 +17,7 @@ def backward_in_autocast(evidence: Evidence) -> Iterator[Found]:
     """Ops that backward runs are then autocast too: gradients of float32 parts come out in 16 bits."""
     for event in evidence.amp.of(Kind.BACKWARD):
         if event.data["region"]:
-            yield _at(event, "backward runs inside an autocast region")
+            yield at(event, "backward runs inside an autocast region")
 
 
 @rule("autocast-never-on", WARNING, remedy="run forward and loss inside torch.autocast(device_type, dtype=...)")
@@ -35,9 +31,9 @@ def autocast_never_on(evidence: Evidence) -> Iterator[Found]:
         return
     if trace.scaled:
         scale = next(trace.of(Kind.SCALE))
-        yield _at(scale, "the loss is scaled, but no autocast region is entered and nothing runs in 16 bits")
+        yield at(scale, "the loss is scaled, but no autocast region is entered and nothing runs in 16 bits")
     elif (backward := next(trace.of(Kind.BACKWARD), None)) is not None:
-        yield _at(backward, "no autocast region is entered, and nothing runs in 16 bits")
+        yield at(backward, "no autocast region is entered, and nothing runs in 16 bits")
 
 
 @rule("autocast-without-effect", WARNING, remedy="give torch.autocast the device type that the tensors are on")
@@ -45,11 +41,11 @@ def autocast_without_effect(evidence: Evidence) -> Iterator[Found]:
     """A region reaches only the ops of its device type, and is silent about all others."""
     trace = evidence.amp
     for event in trace.of(Kind.DISABLED_REGION):
-        yield _at(event, f"this region is for {event.data['device']}, which is not there: it has disabled itself")
+        yield at(event, f"this region is for {event.data['device']}, which is not there: it has disabled itself")
     regions = [event for event in trace.of(Kind.REGION) if event.data["enabled"] and event.data["ops"]]
     if regions and not any(event.data["low_ops"] for event in regions):
         first = regions[0]
-        yield _at(first, f"no op in this region for {first.data['device']} ran in {_name(first.data['dtype'])}")
+        yield at(first, f"no op in this region for {first.data['device']} ran in {_name(first.data['dtype'])}")
 
 
 @rule(
@@ -75,7 +71,7 @@ def autocast_left_on(evidence: Evidence) -> Iterator[Found]:
     last = [event for event in evidence.amp.of(Kind.REGION) if event.data["enabled"]]
     for device in evidence.amp.left_on:
         if last and evidence.amp.failure is None:
-            yield _at(last[0], f"autocast is still on for {device} after the last iteration")
+            yield at(last[0], f"autocast is still on for {device} after the last iteration")
 
 
 @rule(
@@ -92,7 +88,7 @@ def recomputed_in_other_dtype(evidence: Evidence) -> Iterator[Found]:
             continue
         now = event.data["dtype"] if event.data["enabled"] else None
         if now not in forward[function]:
-            yield _at(
+            yield at(
                 event,
                 op=function,
                 message=f"{function} recomputes under {_name(now)} what its forward computed under "
@@ -129,7 +125,7 @@ def function_not_decorated(evidence: Evidence) -> Iterator[Found]:
         if event is None or event.data["decorated"] or event.data["region"] is None:
             continue
         if forward and backward and forward != backward:
-            yield _at(
+            yield at(
                 event,
                 op=function,
                 message=f"{function} multiplies in {_names(forward)} in forward and in {_names(backward)} in backward",

@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterator
 
 from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.runs import Evidence
+from amp_checks.audit.trace import Event
 
 Function = Callable[[Evidence], Iterator[Found]]
+
+
+def at(event: Event, message: str, *, op: str | None = None) -> Found:
+    """A finding at the place of an event."""
+    return Found(message=message, where=event.where, module=event.module, step=event.step, op=op)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
