@@ -11,22 +11,13 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401 - loaded here once, it is not loaded again by every run inside this process
-from documents import audited
+from documents import ENVIRONMENT, audited
 from stubs import StubCase
 
 from amp_checks import cli
 from amp_checks.core import Finding, Result, Status, SuiteError, exact
 from amp_checks.report import FORMATS, github, json_format
 from amp_checks.report.stream import FILE, Stream
-
-ENVIRONMENT: dict[str, Any] = {
-    "torch": "2.13.0",
-    "torch_cuda": None,
-    "devices": [],
-    "driver": None,
-    "python": "3.11.7",
-    "backends": {"cpu-float16": None},
-}
 
 
 def result(case: str, status: Status, *findings: Finding, **changed: Any) -> Result:

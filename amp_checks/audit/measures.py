@@ -139,14 +139,18 @@ def loss_ratio(evidence: Evidence) -> float | None:
     return abs(actual - expected) / abs(expected) / (torch.finfo(low).eps * min(own, 64.0))
 
 
-def headroom(trace: Trace) -> float:
-    """By how large a power of two the first iteration's float16 values in backward may be multiplied; at least 1.0."""
-    peaks = [
+def peaks_of_backward(trace: Trace) -> list[float]:
+    """The largest magnitude of each float16 output in the first iteration's backward; infinite ones are, NaN is not."""
+    return [
         max(abs(op.low), abs(op.high))
         for op in trace.ops
-        if op.backward and op.step == 0 and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
+        if op.backward and op.step == 0 and torch.float16 in op.outputs and not math.isnan(op.high)
     ]
-    peak = max(peaks, default=0.0)
+
+
+def headroom(trace: Trace) -> float:
+    """By how large a power of two the first iteration's float16 values in backward may be multiplied; at least 1.0."""
+    peak = max(filter(math.isfinite, peaks_of_backward(trace)), default=0.0)
     return max(2.0 ** math.floor(math.log2(65504.0 / peak)), 1.0) if peak else 2.0**15
 
 

@@ -19,6 +19,7 @@ from amp_checks.audit.measures import (
     is_one_factor,
     loss_ratio,
     low_dtype,
+    peaks_of_backward,
     ratios,
     reference,
     total_error,
@@ -155,11 +156,7 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
     """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp
     scale = next((event.data["scale"] for event in trace.of(Kind.SCALE)), None)
-    peaks = [
-        max(abs(op.low), abs(op.high))
-        for op in trace.ops
-        if op.backward and op.step == 0 and torch.float16 in op.outputs and not math.isnan(op.high)
-    ]
+    peaks = peaks_of_backward(trace)
     if scale is None or not peaks or max(peaks) == 0.0:
         return
     skipped = sum(event.data["skipped"] for event in trace.of(Kind.SCALER_STEP))
