@@ -25,7 +25,7 @@ class SuiteFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         for item in self.state.items():
-            self.state.collected.add(item.id)
+            self.state.collected[item.id] = item.case.family
             yield SuiteItem.from_parent(self, name=item.id, item=item, state=self.state)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]

@@ -39,7 +39,7 @@ class Session:
         self.asked = asked
         self.require_cuda: bool = config.option.amp_require_cuda
         self.results: dict[str, Result] = {}
-        self.collected: set[str] = set()
+        self.collected: dict[str, str] = {}  # item -> family
         self.expected: set[str] = set()
         self.lost_workers = 0
         self.broken_modules = 0
@@ -304,7 +304,7 @@ class Session:
         """Judge the run as a whole, set the exit status, write the results."""
         self.time_limit.close()
         if self.is_worker:
-            self.config.workeroutput["amp_checks"] = {"collected": sorted(self.collected)}  # type: ignore[attr-defined]
+            self.config.workeroutput["amp_checks"] = {"collected": self.collected}  # type: ignore[attr-defined]
             return
         if self.aborted or self.config.option.collectonly:
             return
@@ -348,7 +348,8 @@ class Session:
         self.time_limit.say(f"amp-checks: error: {message}")
         if self.is_worker:
             os._exit(70)
-        hung = unfinished(item, f"the item did not end within {self.time_limit.seconds:g} s; the run ended with it")
+        why = f"the item did not end within {self.time_limit.seconds:g} s; the run ended with it"
+        hung = unfinished(item, why, family=self.collected.get(item))  # no table is read beside what hangs
         self.results[item] = hung
         self.errors.append(message)
         try:

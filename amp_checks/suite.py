@@ -42,6 +42,10 @@ FAMILIES: dict[str, str] = {
 """Family -> the name of its modules in ``cases`` and ``checks`` (and, ``planted`` apart, ``mutants``)."""
 
 
+NO_FAMILY = "unknown"
+"""In place of a family, for an item that is in no table: one of a user's own cases."""
+
+
 def _module(package: str, family: str) -> Any:
     if family not in FAMILIES:
         message = f"unknown family {family!r}; there are {', '.join(FAMILIES)}"
@@ -173,6 +177,14 @@ def collect_or_explain(*, backends: Sequence[Backend], families: Sequence[str] =
             broken = _BrokenFamily(family=family, reason=reason, id=family)
             items.append(Item(check=check_family_can_be_listed, case=broken, backend=backends[0]))
     return items
+
+
+def family_of(item: str, backend_id: str) -> str:
+    """The family of an item that is known by its id alone, since it took its process with it."""
+    if backend_id not in backend_table.IDS:
+        return NO_FAMILY
+    known = collect_or_explain(backends=[backend_table.backend(backend_id)], full=True)
+    return next((found.case.family for found in known if found.id == item), NO_FAMILY)
 
 
 def collect(

@@ -6,7 +6,8 @@ Usage::
 
 Repeat 0 is the gate as it is. Every other one shuffles the items by its own number; of each three, one also draws all
 inputs, weights and orders from other seeds (``AMP_CHECKS_SEED``), and these run first; workers take turns, none, one,
-two. Verdicts are compared item by item with repeat 0. Prints how many items changed their verdict; exits 1 if one did.
+two. Verdicts are compared item by item with repeat 0. Prints how many items changed their verdict; exits 1 if one did,
+or if any repeat failed, repeat 0 among them: each row names what it did not pass.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         random.Random(os.environ[ORDER]).shuffle(items)
 
 
-def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
-    """One repeat, its results in ``file``: exit status of pytest, and seconds."""
+def once(number: int, selection: list[str], file: Path) -> tuple[int, float, str]:
+    """One repeat, its results in ``file``: exit status of pytest, seconds, and the end of what it printed."""
     from amp_checks.cli import CONFORMANCE
 
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gate_repeats"]
@@ -57,14 +58,14 @@ def once(number: int, selection: list[str], file: Path) -> tuple[int, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if not file.exists():
         raise SystemExit(f"repeat {number} left no results:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode, time.perf_counter() - started
+    return done.returncode, time.perf_counter() - started, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def repeat(number: int, selection: list[str], first: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """One repeat as a row of the record, with its verdicts; ``first`` holds those of repeat 0."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
-        status, seconds = once(number, selection, file)
+        status, seconds, printed = once(number, selection, file)
         found = json.loads(file.read_text(encoding="utf-8"))
     verdicts = {entry["id"]: entry["status"] for entry in found["results"]}
     before = first or verdicts
@@ -79,6 +80,11 @@ def repeat(number: int, selection: list[str], first: dict[str, str]) -> tuple[di
         "workers": WORKERS[number % len(WORKERS)],
     }
     row |= {"status": status, "items": len(verdicts), "changed": changed, "seconds": round(seconds, 1)}
+    if status:
+        row["failed"] = {
+            entry["id"]: entry for entry in found["results"] if entry["status"] not in ("passed", "known defect")
+        }
+        row["printed"] = printed
     return row, verdicts
 
 
@@ -108,8 +114,11 @@ def main() -> int:
         for done in as_completed(waiting):
             keep(done.result()[0])
     flaky = sorted({name for row in rows for name in row["changed"]})
+    failed = [row["repeat"] for row in rows if row["status"]]
     print(f"{len(rows)} repeats of {len(first)} items: {len(flaky)} changed their verdict", *flaky, sep="\n  ")
-    return 1 if flaky else 0
+    if failed:
+        print("failed: repeats", *failed)
+    return 1 if flaky or failed else 0
 
 
 if __name__ == "__main__":

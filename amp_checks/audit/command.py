@@ -44,8 +44,10 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if not args.case:
         raise UsageError("name a case, package.module:function, or ask for --template")
-    if args.seeds < 0:
-        raise UsageError(f"--seeds takes a number of trainings, not {args.seeds}")
+    from amp_checks.reference.parity import FEWEST_SEEDS
+
+    if args.seeds != 0 and args.seeds < FEWEST_SEEDS:
+        raise UsageError(f"--seeds takes a number of trainings, at least {FEWEST_SEEDS} for a spread, not {args.seeds}")
     reports = _reports(args)
     failed = _write(args, reports)
     return 1 if failed else 0

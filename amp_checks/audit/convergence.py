@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 
 from amp_checks.audit.diagnostics import Diagnostic, Severity
@@ -23,7 +24,9 @@ def compare_seeds(case: AuditCase, backend: Backend) -> list[Diagnostic]:
             watch = Watch(ops=False)
             with backend.activate():
                 run(dataclasses.replace(case, id=f"{case.id}#{seed}"), backend, watch, neutral=neutral)
-            losses.append(statistics.fmean(loss for _, loss in watch.trace.losses))
+            of_run = [loss for _, loss in watch.trace.losses]
+            complete = of_run and watch.trace.failure is None
+            losses.append(statistics.fmean(of_run) if complete else math.nan)
     found = parity.compare(fp32=results[True], amp=results[False])
     if found.verdict is parity.Verdict.EQUIVALENT:
         return []

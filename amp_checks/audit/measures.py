@@ -109,6 +109,35 @@ def bias(evidence: Evidence) -> float | None:
     return factor - 1.0 if same_direction and abs(factor - 1.0) > math.sqrt(max(rest, 0.0) / size) else 0.0
 
 
+WRONG_SIZE = 8.0
+"""Times that gradients may be too large or too small before it is no rounding, wherever they point."""
+
+
+def wrong_size(evidence: Evidence) -> float | None:
+    """By what factor AMP's gradients are longer than the reference's, where that is far from 1 for most of them alike.
+
+    A second fault may turn gradients so far that no factor is common to them; their lengths still have one. Elements
+    that are zero under AMP do not count: what is flushed is another finding.
+    """
+    lengths = []
+    for name, actual in evidence.amp.gradients.items():
+        traces = (reference(evidence), evidence.fp32)
+        others = [trace.gradients[name] for trace in traces if name in trace.gradients]
+        if len(others) == 2 and all(other.shape == actual.shape for other in others):
+            lengths.append([value[actual != 0].norm().item() for value in (actual, *others)])
+    used, exact, full = (math.hypot(*column) for column in zip(*lengths, strict=True)) if lengths else (0.0, 0.0, 0.0)
+    if not used or not exact or draws_in_16_bits(evidence.amp) or not 0.5 < full / exact < 2.0:
+        return None
+    factor = used / exact
+    alike = [
+        0.25 < own / (other * factor) < 4.0
+        for own, other, _ in lengths
+        if other > 1e-6 * exact and other * factor > 0.0
+    ]
+    far = not 1.0 / WRONG_SIZE < factor < WRONG_SIZE
+    return factor if far and 4 * sum(alike) >= 3 * len(alike) else None
+
+
 def is_one_factor(evidence: Evidence) -> bool:
     """Whether the gradients are right but for a factor that they share."""
     factor = 1.0 + (bias(evidence) or 0.0)

@@ -262,7 +262,10 @@ class OpWatch:
 
     def _multiplied(self, facts: _Facts, tensors: list[Tensor], args: tuple[Any, ...], out: Any) -> None:
         """Of a single number, a loss maybe: which constants it was multiplied by."""
-        if not isinstance(out, Tensor) or out.numel() != 1 or not out.is_floating_point():
+        if not isinstance(out, Tensor):
+            return
+        if out.numel() != 1 or not out.is_floating_point():
+            self._factors.pop(out.data_ptr(), None)  # its memory was another's
             return
         before = self._factors.get(tensors[0].data_ptr(), ()) if tensors else ()
         by = hand_scaling.factor(facts.base, args)

@@ -57,7 +57,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
     without = functools.cache(lambda mend: mended(case, backend, evidence, mend))
     found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence, without)]
-    if case.seeds:
+    if case.seeds and evidence.amp.failure is None:  # what raises trains in neither way
         found = [*(_with_reason(one, ignored, today) for one in compare_seeds(case, backend)), *found]
     return Report(
         case=case.id,

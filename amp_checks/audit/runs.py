@@ -19,6 +19,7 @@ from amp_checks.audit.amplify import Amplified
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.origins import Origins
 from amp_checks.audit.resume import Resumed, resume
+from amp_checks.audit.start import check_alike, start_of
 from amp_checks.audit.trace import Trace
 from amp_checks.audit.training import AuditCase, Training, describe, stepper
 from amp_checks.audit.watch import Watch
@@ -67,7 +68,8 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
     """Run everything that rules need.
 
     Raises:
-        UsageError: the case cannot be built, or raises without AMP as well, or never calls backward.
+        UsageError: the case cannot be built, raises without AMP as well, never calls backward, or does not build the
+            same at each call.
     """
     with one_thread(), warnings.catch_warnings(), backend.activate():
         warnings.simplefilter("ignore")
@@ -77,6 +79,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
         if amp.failure is not None and isinstance(amp.failure.error, NotEmulated):
             raise amp.failure.error
         fp32 = _reference(case, backend, amp)
+        check_alike(case.id, amp.start, fp32.start)
         fp64, no_fp64 = _in_float64(case, backend, amp)
         rehearsal = None
         if amp.scaled and amp.failure is None:
@@ -222,6 +225,8 @@ def run(
         training = case.training(backend)
         if float64:
             training = double.widen(training)
+        else:
+            watch.trace.start = start_of(training)
         watch.know(training, whole_loop=training.run is not None)
         iterate = stepper(training, backend)
         with watch.watching(), extra if extra is not None else nullcontext(), _double(float64):

@@ -158,6 +158,7 @@ class Trace:
         failure: what it raised, or None.
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
+        start: checksums of parameters and batches as they were built (`amp_checks.audit.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
     first_reads: for each parameter, the line that first read it in forward.
     left_on: device types for which autocast was still on when the run ended.
@@ -182,6 +183,7 @@ class Trace:
     )
     first_reads: dict[str, str | None] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
+    start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """The events of these kinds, in order."""

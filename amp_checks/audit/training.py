@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from amp_checks.core import Backend, NotEmulated, UsageError, first_line
 
@@ -202,6 +203,10 @@ def _check_fields(case: str, made: Training) -> None:
         raise UsageError(f"the case {case}: model must be torch modules; it holds {type(wrong[0]).__name__}")
     if not any(parameter.requires_grad for parameter in made.named_parameters().values()):
         raise UsageError(f"the case {case}: its model has no parameter that requires a gradient, so nothing trains")
+    if lazy := [name for name, held in (made.named_parameters() | made.named_buffers()).items() if is_lazy(held)]:
+        raise UsageError(
+            f"the case {case}: {lazy[0]} has no shape yet; call its lazy module on an input once, in the case"
+        )
     ways = [name for name in ("step", "run", "loss") if getattr(made, name) is not None]
     if len(ways) != 1:
         given = " and ".join(ways) if ways else "none"

@@ -28,6 +28,8 @@ class Values(enum.StrEnum):
     """Uniform over 0.05 to 0.95."""
     SIGNED_UNIT = "signed_unit"
     """Uniform over -0.9 to 0.9."""
+    WEIGHT = "weight"
+    """Uniform over -0.5 to 0.5, about as torch draws the weights of a small cell: larger ones close its gates."""
     SIGN = "sign"
     """-1 or 1."""
     SPD = "spd"
@@ -167,6 +169,7 @@ def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
         Values.POSITIVE: lambda: 0.1 + 1.9 * uniform,
         Values.UNIT: lambda: 0.05 + 0.9 * uniform,
         Values.SIGNED_UNIT: lambda: 1.8 * uniform - 0.9,
+        Values.WEIGHT: lambda: uniform - 0.5,
         Values.SIGN: lambda: torch.where(normal > 0, 1.0, -1.0),
         Values.SPD: lambda: _spd(normal),
         Values.REGULAR: lambda: _regular(normal),

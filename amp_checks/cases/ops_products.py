@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from amp_checks.cases.ops_inputs import T, fixed
-from amp_checks.cases.ops_rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, op, x
+from amp_checks.cases.ops_rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, WEIGHT, op, x
 
-_LSTM = (x(4, 8), [x(4, 3), x(4, 3)], x(12, 8), x(12, 3), x(12), x(12))
+
+def _weights(rows: int) -> tuple[T, ...]:
+    """Weights and biases of a cell of 8 inputs and 3 units. Large ones close its gates, and rounding is left."""
+    return tuple(x(*shape, draw=WEIGHT) for shape in ((rows, 8), (rows, 3), (rows,), (rows,)))
+
+
+_LSTM = (x(16, 8), [x(16, 3), x(16, 3)], *_weights(12))
 _IMAGE, _FILTER, _BIAS = x(2, 3, 8, 8), x(5, 3, 3, 3), x(5)
 _FLASH = (x(1, 2, 8, 16), x(1, 2, 8, 16), x(1, 2, 8, 16))
 _MKLDNN = (x(5, 2, 8), x(16, 8), x(16, 4), x(16), x(16), x(1, 2, 4), x(1, 2, 4))
@@ -110,10 +116,10 @@ CELLS = (
         outputs=(RUN,) * 3,
         only=("cuda", "xpu"),
     ),
-    op("gru_cell", x(4, 8), x(4, 3), x(9, 8), x(9, 3), x(9), x(9), listed_only=PRODUCTS_INSIDE),
-    op("lstm_cell", *_LSTM, outputs=(RUN, RUN), listed_only=PRODUCTS_INSIDE),
-    op("rnn_relu_cell", x(4, 8), x(4, 3), x(3, 8), x(3, 3), x(3), x(3), listed_only=PRODUCTS_INSIDE),
-    op("rnn_tanh_cell", x(4, 8), x(4, 3), x(3, 8), x(3, 3), x(3), x(3), listed_only=PRODUCTS_INSIDE),
+    op("gru_cell", x(16, 8), x(16, 3), *_weights(9), listed_only=PRODUCTS_INSIDE, noise="cell"),
+    op("lstm_cell", *_LSTM, outputs=(RUN, RUN), listed_only=PRODUCTS_INSIDE, noise="cell"),
+    op("rnn_relu_cell", x(4, 8), x(4, 3), *_weights(3), listed_only=PRODUCTS_INSIDE, noise="cell"),
+    op("rnn_tanh_cell", x(4, 8), x(4, 3), *_weights(3), listed_only=PRODUCTS_INSIDE, noise="cell"),
     op(
         "mkldnn_rnn_layer",
         *(*_MKLDNN, False, [], 2, 4, 1, True, False, False, False),

@@ -29,15 +29,22 @@ _LOWERED = "inputs rounded to float16 where float32 was due: median 1807, over t
 
 SIXTEEN_BITS = Bounds(
     forward=_bound(2.0, healthy="up to 0.93", weakest=_PASSED_OFF),
-    gradient=_bound(5.0, healthy="up to 2.1", weakest=_PASSED_OFF),
+    gradient=_bound(5.0, healthy="up to 1.8", weakest=_PASSED_OFF),
 )
-"""Of every op that runs in float16 or bfloat16."""
+"""Of every op that runs in float16 or bfloat16, but for `CELL`."""
+CELL = Bounds(
+    forward=_bound(2.0, healthy="up to 1.6 over 300 seeds", weakest="bfloat16 passed off as float16: median 2.2"),
+    gradient=_bound(10.0, healthy="up to 4.9 over 300 seeds", weakest="a gradient 2 % off: 20"),
+)
+"""Of recurrent cells: a dozen 16-bit ops in a row, whose biases get sums of gradients that may cancel."""
 
+_ROUNDING = Bounds(
+    forward=_bound(16.0, healthy="up to 3.6", weakest=_LOWERED),
+    gradient=_bound(32.0, healthy="up to 9.1", weakest=_LOWERED),
+)
 BOUNDS: dict[str, Bounds] = {
-    "rounding": Bounds(
-        forward=_bound(16.0, healthy="up to 3.6", weakest=_LOWERED),
-        gradient=_bound(32.0, healthy="up to 9.1", weakest=_LOWERED),
-    ),
+    "rounding": _ROUNDING,
+    "cell": _ROUNDING,
     "decomposition": Bounds(
         forward=_bound(100.0, healthy="up to 12.2", weakest=_LOWERED),
         gradient=_bound(200.0, healthy="up to 18.4", weakest=_LOWERED),
@@ -51,7 +58,9 @@ BOUNDS: dict[str, Bounds] = {
 
 def bounds_of(noise: str, ran_in: torch.dtype) -> Bounds:
     """The bounds of a kind of op in the dtype in which it ran."""
-    return SIXTEEN_BITS if ran_in in (torch.float16, torch.bfloat16) else BOUNDS[noise]
+    if ran_in in (torch.float16, torch.bfloat16):
+        return CELL if noise == "cell" else SIXTEEN_BITS
+    return BOUNDS[noise]
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,8 @@ class Parity:
         return abs(self.difference) + self.half_width
 
     def describe(self) -> str:
+        if math.isnan(self.difference):
+            return f"{self.verdict}, over {self.seeds} seeds"
         return (
             f"{self.verdict}: {self.difference:+.3g} +- {self.half_width:.2g} standard deviations of FP32 "
             f"over {self.seeds} seeds"

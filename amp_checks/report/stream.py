@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from amp_checks import backends
+from amp_checks import backends, suite
 from amp_checks.core import Result, Status, SuiteError, UsageError
 from amp_checks.report import json_format
 
@@ -121,14 +121,20 @@ class Stream:
                 self._path.unlink(missing_ok=True)
 
 
-def unfinished(item: str, message: str) -> Result:
-    """The result of an item that ended without one: it measured nothing, and passes for nothing."""
+def unfinished(item: str, message: str, *, family: str | None = None) -> Result:
+    """The result of an item that ended without one: it measured nothing, and passes for nothing.
+
+    Args:
+        item: its id.
+        message: what became of it.
+        family: the family, where the caller knows it; None: as the tables have it.
+    """
     backend = max((name for name in backends.IDS if item.endswith(f"-{name}")), key=len, default="unknown")
     check, _, case = item.removesuffix(f"-{backend}").partition("-")
     return Result(
         check=check,
         case=case,
-        family="unknown",
+        family=family or suite.family_of(item, backend),
         backend=backend,
         emulated=backend.startswith("emulated-"),
         status=Status.ERROR,

@@ -152,6 +152,27 @@ def test_seeds_compare_trainings() -> None:
     assert "trains-differently" in {one.rule for one in bad.diagnostics}
 
 
+def _trains_differently(*, seeds: int, raises: bool = False) -> list[str]:
+    def case(device: str) -> Training:
+        model = nn.Linear(4, 4).to(device)
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            if raises and torch.is_autocast_enabled(device):
+                raise ValueError("no")
+            return _mse(model, batch)
+
+        return Training(model=model, batches=[torch.randn(8, 4).to(device) for _ in range(3)], loss=loss)
+
+    report = audit(AuditCase(id="few", build=case, seeds=seeds), CPU)
+    return [one.message for one in report.diagnostics if one.rule == "trains-differently"]
+
+
+def test_seeds_that_tell_nothing() -> None:
+    said = "mean training loss, AMP against FP32: "
+    assert _trains_differently(seeds=2) == [f"{said}not enough seeds to tell, over 2 seeds"]
+    assert _trains_differently(seeds=3, raises=True) == []
+
+
 def test_what_is_no_case_gets_one_clear_message() -> None:
     model = nn.Linear(4, 4)
     batch = [torch.randn(2, 4)]
@@ -279,6 +300,11 @@ def test_usage_errors_come_before_any_run(tmp_path: Path) -> None:
         _main("x.py:case", "--backend", "cud")
     with pytest.raises(UsageError, match="cannot be read"):
         _main("x.py:case", "--ignore", str(tmp_path / "none"))
+    for few in ("-1", "2"):
+        with pytest.raises(
+            UsageError, match=f"--seeds takes a number of trainings, at least 3 for a spread, not {few}"
+        ):
+            _main("x.py:case", "--seeds", few)
 
 
 def _faulty(batch: torch.Tensor, model: nn.Module) -> torch.Tensor:

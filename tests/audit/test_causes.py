@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 from collections.abc import Set as AbstractSet
 
 import pytest
@@ -91,6 +92,42 @@ def test_no_fault_is_no_finding() -> None:
 def test_two_faults_are_two_errors(faults: tuple[str, str]) -> None:
     report = _audited(*faults)
     assert {FAULTS[fault] for fault in faults} <= set(_errors(report)), text(report)
+
+
+def _turned(times: float) -> Report:
+    """Gradients that AMP turns by an eighth of a circle, and that are ``times`` too small."""
+
+    def case(device: str, dtype: torch.dtype) -> Training:
+        model = nn.Linear(8, 4, bias=False).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype):
+                output = model(batch).float()
+                if torch.is_autocast_enabled(device):
+                    output.register_hook(lambda gradient: torch.stack([gradient, -gradient.roll(1, 1)]).sum(0) / 2**0.5)
+            scaler.scale((output - 0.3).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            if model.weight.grad is not None and scaler.is_enabled():
+                model.weight.grad /= times
+            scaler.step(optimizer)
+            scaler.update()
+
+        return Training(model=model, batches=[torch.randn(64, 8).to(device) for _ in range(4)], step=step)
+
+    return audit(AuditCase(id="turned", build=case), CPU)
+
+
+def test_gradients_of_a_wrong_size_are_told_wherever_they_point() -> None:
+    (told,) = [one for one in _turned(256.0).diagnostics if one.rule == "gradients-off-scale"]
+    assert told.severity is Severity.ERROR
+    assert re.fullmatch(r"all gradients are 2[45]\d times too small, and point elsewhere", told.message), told.message
+
+
+def test_gradients_that_only_point_elsewhere_are_not_off_scale() -> None:
+    assert _errors(_turned(1.0)) == ["gradients-differ"]
 
 
 def test_what_follows_is_shown_below_its_cause_in_every_format() -> None:

@@ -20,10 +20,10 @@ import torch  # noqa: F401 - loaded here once, it is not loaded again by every r
 from documents import ENVIRONMENT, RIGHT, document, result
 from stubs import StubCase
 
-from amp_checks import cli
+from amp_checks import backends, cli, suite
 from amp_checks.core import Status, SuiteError
 from amp_checks.report import FORMATS, Format, json_format
-from amp_checks.report.stream import FILE, Stream
+from amp_checks.report.stream import FILE, Stream, unfinished
 
 PATIENCE = 300.0
 
@@ -330,6 +330,13 @@ def test_a_stream_reads_back_as_a_document(tmp_path: Path) -> None:
     assert done == result("mm", Status.PASSED, RIGHT)
     assert (begun.id, begun.status) == ("check_error-bmm-cpu-float16", Status.ERROR)
     assert (begun.backend, begun.emulated) == ("cpu-float16", False)
+    assert begun.family == "unknown"
+
+
+@pytest.mark.parametrize("family", ["ops", "scaler"])
+def test_an_item_that_took_its_process_with_it_has_its_family(family: str) -> None:
+    item = suite.collect(backends=[backends.backend("emulated-cuda-float16")], families=[family])[0]
+    assert unfinished(item.id, "gone").family == family
 
 
 @pytest.mark.parametrize("cut", [1, 10])

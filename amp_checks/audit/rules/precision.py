@@ -23,6 +23,7 @@ from amp_checks.audit.measures import (
     ratios,
     reference,
     total_error,
+    wrong_size,
 )
 from amp_checks.audit.rules.registry import rule
 from amp_checks.audit.runs import Evidence
@@ -58,12 +59,22 @@ def gradients_differ(evidence: Evidence) -> Iterator[Found]:
 @rule("gradients-off-scale", ERROR, remedy="unscale gradients by exactly the factor that the loss was scaled with")
 def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     """Rounding errors have no direction: gradients that are all off by one factor were scaled wrongly."""
-    found = bias(evidence)
-    if found is None or abs(found) < SCALE_BIAS.value or not _finite(evidence):
+    if not _finite(evidence):
         return
-    if not is_one_factor(evidence) and abs(found) < 0.5:
-        return
-    yield Found(message=f"all gradients are {abs(found):.2%} too {'large' if found > 0 else 'small'}")
+    found = bias(evidence) or 0.0
+    if abs(found) >= SCALE_BIAS.value and (is_one_factor(evidence) or abs(found) >= 0.5):
+        yield Found(message=f"all gradients {_off_by(1.0 + found)}")
+    elif (factor := wrong_size(evidence)) is not None:
+        yield Found(message=f"all gradients {_off_by(factor)}, and point elsewhere")
+
+
+def _off_by(factor: float) -> str:
+    if factor <= 0.0:
+        return "point the wrong way"
+    if 0.5 < factor < 2.0:
+        return f"are {abs(factor - 1.0):.2%} too {'large' if factor > 1.0 else 'small'}"
+    times, word = (factor, "large") if factor > 1.0 else (1.0 / factor, "small")
+    return f"are {times:.{0 if times > 100.0 else 1}f} times too {word}"
 
 
 @rule("loss-differs", ERROR, remedy="compute the loss, and what leads to it, in float32")
