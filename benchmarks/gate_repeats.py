@@ -2,12 +2,14 @@
 
 Usage::
 
-    python benchmarks/gate_repeats.py [--repeats 50] [--jobs 1] [--family F ...] [--backend ID ...] [--out FILE.json]
+    python benchmarks/gate_repeats.py [--repeats 50] [--only N ...] [--jobs 1] [--family F ...] [--backend ID ...]
+                                      [--out FILE.json]
 
 Repeat 0 is the gate as it is. Every other one shuffles the items by its own number; of each three, one also draws all
 inputs, weights and orders from other seeds (``AMP_CHECKS_SEED``), and these run first; workers take turns, none, one,
-two. Verdicts are compared item by item with repeat 0. Prints how many items changed their verdict; exits 1 if one did,
-or if any repeat failed, repeat 0 among them: each row names what it did not pass.
+two. ``--only`` runs some of them again, after a mend. Verdicts are compared item by item with repeat 0. Prints how many
+items changed their verdict; exits 1 if one did, or if any repeat failed, repeat 0 among them: each row names what it
+did not pass.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ def repeat(number: int, selection: list[str], first: dict[str, str]) -> tuple[di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these repeats, and repeat 0")
     parser.add_argument("--jobs", type=int, default=1, help="repeats at a time, which also loads the machine")
     parser.add_argument("--family", action="append", default=[])
     parser.add_argument("--backend", action="append", default=[])
@@ -108,7 +111,7 @@ def main() -> int:
 
     row, first = repeat(0, selection, {})
     keep(row)
-    numbers = sorted(range(1, options.repeats), key=lambda number: number % 3 != 1)
+    numbers = sorted(options.only or range(1, options.repeats), key=lambda number: number % 3 != 1)
     with ThreadPoolExecutor(options.jobs) as jobs:
         waiting = [jobs.submit(repeat, number, selection, first) for number in numbers]
         for done in as_completed(waiting):
