@@ -27,7 +27,7 @@ PRODUCTS = (
     op("chain_matmul", [x(4, 8), x(8, 6), x(6, 3)], listed_only=PRODUCTS_INSIDE),
     op("einsum", "ij,jk->ik", [x(4, 8), x(8, 6)], listed_only=PRODUCTS_INSIDE),
     op("linalg_multi_dot", [x(4, 8), x(8, 6), x(6, 3)], listed_only=PRODUCTS_INSIDE),
-    op("linalg_vecdot", x(4, 8), x(4, 8), listed_only=PRODUCTS_INSIDE),
+    op("linalg_vecdot", x(4, 8, draw=POSITIVE), x(4, 8, draw=POSITIVE), listed_only=PRODUCTS_INSIDE),
     op("linear", x(4, 8), x(6, 8), x(6)),
     op("matmul", x(3, 4, 8), x(8, 6)),
     op("mm", x(8, 12), x(12, 6)),
@@ -161,7 +161,9 @@ PROMOTED = (
     op("bilinear", x(4, 3), x(4, 5), x(6, 3, 5), x(6), listed_only=PRODUCTS_INSIDE),
     op("cat", [x(2, 5), x(3, 5)], 0),
     op("cross", x(4, 3), x(4, 3), 1),
-    op("dot", x(8), x(8)),
+    op(
+        "dot", x(8, draw=POSITIVE), x(8, draw=POSITIVE)
+    ),  # one number: terms that cancel leave nothing to measure against
     op("grid_sampler", x(2, 3, 6, 6), x(2, 4, 4, 2, draw=SIGNED), 0, 0, False),
     op("index_copy", x(4, 5), 0, fixed(2, values=(0, 2)), x(2, 5)),
     op(
@@ -175,7 +177,7 @@ PROMOTED = (
     op("scatter_add", x(4, 5), 0, fixed(2, 5, values=(0, 1, 2, 3, 0, 3, 2, 1, 0, 1)), x(2, 5)),
     op("stack", [x(4, 5), x(4, 5)], 0),
     op("tensordot", x(4, 8), x(8, 6), [1], [0], listed_only=PRODUCTS_INSIDE),
-    op("vdot", x(8), x(8)),
+    op("vdot", x(8, draw=POSITIVE), x(8, draw=POSITIVE)),
 )
 
 ROWS = (*PRODUCTS, *CONVOLUTIONS, *CELLS, *ATTENTION, *PROMOTED)
