@@ -161,9 +161,8 @@ PROMOTED = (
     op("bilinear", x(4, 3), x(4, 5), x(6, 3, 5), x(6), listed_only=PRODUCTS_INSIDE),
     op("cat", [x(2, 5), x(3, 5)], 0),
     op("cross", x(4, 3), x(4, 3), 1),
-    op(
-        "dot", x(8, draw=POSITIVE), x(8, draw=POSITIVE)
-    ),  # one number: terms that cancel leave nothing to measure against
+    # One number: terms that cancel would leave nothing to measure against.
+    op("dot", x(8, draw=POSITIVE), x(8, draw=POSITIVE)),
     op("grid_sampler", x(2, 3, 6, 6), x(2, 4, 4, 2, draw=SIGNED), 0, 0, False),
     op("index_copy", x(4, 5), 0, fixed(2, values=(0, 2)), x(2, 5)),
     op(
