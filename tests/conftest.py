@@ -20,6 +20,10 @@ pytest_plugins = ["pytester"]
 for _name in ("torch", "torch._dynamo", "scipy.stats"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
+for _module in suite.FAMILIES.values():
+    for _package in ("cases", "checks"):
+        importlib.import_module(f"amp_checks.{_package}.{_module}")
+importlib.import_module("amp_checks.planting")
 with contextlib.suppress(ImportError):
     from amp_checks.report import html, plots  # noqa: F401 - loaded, not used
 
