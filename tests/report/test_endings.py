@@ -330,7 +330,8 @@ def test_a_stream_reads_back_as_a_document(tmp_path: Path) -> None:
     assert done == result("mm", Status.PASSED, RIGHT)
     assert (begun.id, begun.status) == ("check_error-bmm-cpu-float16", Status.ERROR)
     assert (begun.backend, begun.emulated) == ("cpu-float16", False)
-    assert begun.family == "unknown"
+    assert begun.family == "ops"
+    assert unfinished("check_error-mine-cpu-float16", "gone").family == unfinished("mine", "gone").family == "unknown"
 
 
 @pytest.mark.parametrize("family", ["ops", "scaler"])
