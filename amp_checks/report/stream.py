@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from amp_checks import backends, suite
 from amp_checks.core import Result, Status, SuiteError, UsageError
@@ -34,7 +35,7 @@ class Stream:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / FILE if folder is not None else None
-        self._claim: TextIO | None = None
+        self._claim: int | None = None  # a descriptor: a file object warns when a run that broke off leaves it open
 
     def claim(self) -> None:
         """Keep other runs out of the folder, on systems that have locks, until `release` or the end of the process.
@@ -46,7 +47,7 @@ class Stream:
             return
         with contextlib.suppress(OSError):  # what is wrong with the folder is said by whoever writes there
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._claim = self._path.open("a", encoding="utf-8")
+            self._claim = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -59,8 +60,11 @@ class Stream:
     def release(self) -> None:
         """Let other runs into the folder."""
         if self._claim is not None:
-            self._claim.close()
+            os.close(self._claim)
             self._claim = None
+
+    def __del__(self) -> None:
+        self.release()
 
     def begin(self, *, environment: dict[str, Any], selection: dict[str, Any]) -> None:
         """Start the file.
