@@ -122,10 +122,10 @@ class Session:
     def _why_not(self, name: str, known: Iterable[str]) -> str:
         """Why no item of that id is among those to run: others were asked for, or there is none."""
         its_own = backends.backend(_backend_of(name))
-        for item in suite.collect_or_explain(backends=[its_own], full=True):
-            if item.id == name:
-                asked = "--backend" if its_own not in self.backends else "--family"
-                return f"{name} is an item of {item.case.family} on {its_own.id}, which {asked} leaves out"
+        family = suite.family_of(name, its_own.id)
+        if family != suite.NO_FAMILY:
+            asked = "--backend" if its_own not in self.backends else "--family"
+            return f"{name} is an item of {family} on {its_own.id}, which {asked} leaves out"
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"unknown item {name!r}{hint}; --collect-only lists them"

@@ -180,7 +180,7 @@ def collect_or_explain(*, backends: Sequence[Backend], families: Sequence[str] =
 
 
 def family_of(item: str, backend_id: str) -> str:
-    """The family of an item that is known by its id alone, since it took its process with it."""
+    """The family of an item that is known by its id alone; `NO_FAMILY` where no table has it."""
     if backend_id not in backend_table.IDS:
         return NO_FAMILY
     known = collect_or_explain(backends=[backend_table.backend(backend_id)], full=True)

@@ -129,11 +129,7 @@ def wrong_size(evidence: Evidence) -> float | None:
     if not used or not exact or draws_in_16_bits(evidence.amp) or not 0.5 < full / exact < 2.0:
         return None
     factor = used / exact
-    alike = [
-        0.25 < own / (other * factor) < 4.0
-        for own, other, _ in lengths
-        if other > 1e-6 * exact and other * factor > 0.0
-    ]
+    alike = [0.25 < own / (other * factor) < 4.0 for own, other, _ in lengths if other > 1e-6 * exact]
     far = not 1.0 / WRONG_SIZE < factor < WRONG_SIZE
     return factor if far and 4 * sum(alike) >= 3 * len(alike) else None
 

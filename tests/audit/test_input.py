@@ -117,5 +117,7 @@ def test_what_a_run_starts_from_tells_order_and_leaves_out_what_has_no_values() 
     start = start_of(Training(model=model, batches=batches, step=print))
     assert list(start) == ["weight", "batches[0]", "batches[1]", "batches[3]"]
     assert start["batches[0]"] != start["batches[1]"]
+    pairs = [start_of(Training(model=model, batches=[(first, row)], step=print)) for first in (row, row.flip(0))]
+    assert pairs[0] != pairs[1]
     loader: Any = torch.utils.data.TensorDataset(row)
     assert list(start_of(Training(model=model, batches=loader, step=print))) == ["weight"]
