@@ -120,6 +120,15 @@ def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: 
         raise Raised(subject, error) from error
 
 
+@contextmanager
+def recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Every warning told inside, save of files left open: those come when memory is reclaimed, by whoever runs then."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield caught
+
+
 def out_of_memory(error: BaseException | None) -> bool:
     """Whether the error says that memory ran out: the device's, the CPU allocator's (a bare RuntimeError), Python's."""
     names = {kind.__name__ for kind in type(error).__mro__}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,8 +277,6 @@ def test_a_check_runs_on_one_thread_and_the_callers_number_comes_back() -> None:
 
 
 def test_strict_warning_filters_of_a_caller_change_no_verdict() -> None:
-    import warnings
-
     def body() -> Iterator[Finding]:
         warnings.warn("from torch", UserWarning, stacklevel=1)
         yield of_ratio(0.0)
@@ -284,6 +284,20 @@ def test_strict_warning_filters_of_a_caller_change_no_verdict() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert judged(body).status is Status.PASSED
+
+
+def test_a_check_of_warnings_sees_no_file_that_memory_gave_up_meanwhile(tmp_path: Path) -> None:
+    with core.recorded_warnings() as caught:
+        warnings.warn("of the code under test", DeprecationWarning, stacklevel=1)
+        _leave_a_file_open(tmp_path / "left")
+        gc.collect()
+    assert [str(entry.message) for entry in caught] == ["of the code under test"]
+
+
+def _leave_a_file_open(path: Path) -> None:
+    """Leave a cycle that holds an open file, so that collecting it warns."""
+    held: list[object] = [path.open("w", encoding="utf-8")]
+    held.append(held)
 
 
 def test_results_go_to_whoever_records_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

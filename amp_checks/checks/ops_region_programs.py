@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from amp_checks.checks.ops_entry import entries
-from amp_checks.core import Backend, Value, first_line
+from amp_checks.core import Backend, Value, first_line, recorded_warnings
 from amp_checks.numerics import dtype_name, randn
 
 Seen = dict[str, Value]
@@ -172,8 +171,7 @@ def bad_arguments(backend: Backend) -> Seen:
 
 
 def unsupported_dtype(backend: Backend) -> Seen:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         with backend.autocast(backend.device_type, dtype=torch.float64):
             inside = product(backend)
         told = sum("dtype is not supported" in str(warning.message) for warning in caught)

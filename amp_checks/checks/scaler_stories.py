@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,7 @@ from amp_checks.checks.scaler_kernels import (
     check_update_kernel_arithmetic,
 )
 from amp_checks.checks.scaler_resume import check_growth_is_capped, check_resume
-from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
+from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact, recorded_warnings
 from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, outcome
 from amp_checks.scaler.training import difference
 
@@ -46,8 +45,7 @@ def check_cuda_scaler_without_cuda(case: StoryCase, backend: Backend) -> Iterato
     told = "a scaler of no named device is enabled"
     yield exact(told, actual=unnamed.is_enabled(), expected=here, why="the default of device is cuda")
     for enabled in (True, False):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings() as caught:
             scaler = attempt("GradScaler('cuda')", construct, enabled)
         text = "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling."
         expected = text if enabled and not here else ""
@@ -78,8 +76,7 @@ def check_aliases(case: StoryCase, backend: Backend) -> Iterator[Finding]:
         why=case.source,
     )
     for device, alias in (("cuda", torch.cuda.amp.GradScaler), ("cpu", vars(torch.cpu.amp)["GradScaler"])):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings() as caught:
             scaler = attempt(f"torch.{device}.amp.GradScaler()", alias, enabled=False)
         kinds = [entry.category for entry in caught]
         yield exact(
@@ -348,8 +345,7 @@ def check_scaler_argument_warns(case: StoryCase, backend: Backend) -> Iterator[F
     leaf = leaf_of(backend)
     optimizer = _TakesScaler([leaf], lr=1.0)
     backward(scaler, leaf)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         attempt("scaler.step", scaler.step, optimizer)
     told = "; ".join(f"{entry.category.__name__}: {entry.message}" for entry in caught)
     expected = (
@@ -501,8 +497,7 @@ def check_scheduler_after_skip(case: StoryCase, backend: Backend) -> Iterator[Fi
         backward(scaler, leaf, weight)
         attempt("scaler.step", scaler.step, optimizer)
         attempt("scaler.update", scaler.update)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings() as caught:
             scheduler.step()
         seen = any("`lr_scheduler.step()` before `optimizer.step()`" in str(entry.message) for entry in caught)
         yield exact(f"the scheduler warns after a step on {weight}", actual=seen, expected=warns, why=case.source)
