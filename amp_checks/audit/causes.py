@@ -161,6 +161,7 @@ LINKS = (
     ),
     Link(causes=("constant-does-not-exist",), effects=("overflow-unseen",), shared=_same_op),
     Link(causes=("constant-does-not-exist",), effects=("loss-differs",), shared=_lost_where_it_grew),
+    Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_same_op),
     Link(causes=("loss-differs",), effects=_GRADIENTS, shared=_of_the_loss),
     Link(causes=("gradients-off-scale",), effects=("gradients-differ",), shared=_by_one_factor),
     Link(causes=("loss-differs",), effects=("overflow-unseen",), shared=_same_op),

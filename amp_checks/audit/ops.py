@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_checks import _torch_private as private
 from amp_checks.audit import constants, hand_scaling, magnitudes
 from amp_checks.audit.gradients import Gradient, State
-from amp_checks.audit.places import line, user_frame
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.trace import Event, Kind, Op
 
 if TYPE_CHECKING:
@@ -32,12 +31,11 @@ _PRODUCTS = {
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
 _SCALING = {"aten::mul", "aten::div", "aten::_foreach_mul", "aten::_foreach_div"}
+_OF_ANGLES = {f"aten::{name}" for name in ("sin", "cos", "tan", "polar", "sin_", "cos_")}
 _SCALAR = "aten::scalar_tensor"
 """What a Python number becomes where an op takes it as a tensor (``where``)."""
 _SMALL = 8
 """Elements of a counter that is not changed in place."""
-
-Frame = tuple[CodeType, int] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +65,11 @@ def _facts(func: Any) -> _Facts:
         product=base in _PRODUCTS,
         zeroes=name in _ZEROING,
     )
+
+
+def is_of_angle(base: str, out: Any) -> bool:
+    """Whether an op takes angles: what it makes forgets their size, and that their rounding error is one of turns."""
+    return base in _OF_ANGLES or (base == "aten::exp" and isinstance(out, Tensor) and out.is_complex())
 
 
 def _undoes(facts: _Facts, args: tuple[Any, ...], scale: float | None) -> bool:
@@ -126,7 +129,7 @@ class OpWatch:
         self._factors: dict[int, tuple[float, ...]] = {}
         self._carried: dict[int, tuple[Tensor, int]] = {}
         self._facts: dict[Any, _Facts] = {}
-        self._forward_places: dict[int, tuple[str | None, Frame]] = {}
+        self._forward_places: dict[int, tuple[str | None, Place | None]] = {}
         self._extremes: list[tuple[Op, Tensor, Tensor]] = []
         self._magnitudes: list[tuple[Op, Tensor]] = []
         self._told: set[tuple[Any, ...]] = set()
@@ -171,6 +174,7 @@ class OpWatch:
             self._look(facts, tensors, args, out, backward=backward)
             if not backward:
                 self._multiplied(facts, tensors, args, out)
+        watch.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
 
@@ -235,10 +239,11 @@ class OpWatch:
             function=function,
             elements=first.numel(),
             in_place=facts.changes,
+            within=self._is_within(frame),
         )
         if facts.cast and not self.inside_emulation:
             made = self.made.get(tensors[0].data_ptr()) if tensors else None
-            if isinstance(made, Op) and made.is_cast and made.inputs:
+            if isinstance(made, Op) and made.is_cast and made.inputs and not made.within and made.frame != frame:
                 op.from_cast = made.inputs[0]
         if facts.product and function is not None:
             sides = self.function_products.setdefault(function, {False: set(), True: set()})
@@ -253,6 +258,10 @@ class OpWatch:
         if first.dtype in LOW and op.elements:
             self._measure(op, first)
         self._watch.trace.ops.append(op)
+
+    def _is_within(self, frame: Place | None) -> bool:
+        last = self._watch.trace.ops[-1] if self._watch.trace.ops else None
+        return last is not None and frame is not None and last.frame == frame and (last.within or not last.is_cast)
 
     def _measure(self, op: Op, first: Tensor) -> None:
         low, high = torch.aminmax(first)

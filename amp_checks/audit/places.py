@@ -18,6 +18,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _TORCH = tuple(str(Path(path).resolve()) for path in torch.__path__)
 _USER_CODE_OF_OURS = tuple(str(_PACKAGE / name) for name in ("fixtures", "reference"))
+Place = tuple[CodeType, int, int]
+"""Code, line and instruction: two calls on one line differ."""
 _judged: dict[CodeType, bool] = {}
 
 
@@ -35,8 +37,8 @@ def is_user_code(code: CodeType) -> bool:
     return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
 
 
-def user_frame(depth: int = 1) -> tuple[CodeType, int] | None:
-    """The innermost frame of the user's code, as code and line: cheap to keep, `line` makes text of it."""
+def user_frame(depth: int = 1) -> Place | None:
+    """The innermost frame of the user's code: cheap to keep, `line` makes text of it."""
     frame: FrameType | None = sys._getframe(depth)
     judged = _judged
     while frame is not None:
@@ -45,12 +47,12 @@ def user_frame(depth: int = 1) -> tuple[CodeType, int] | None:
         if user is None:
             user = judged[code] = is_user_code(code)
         if user:
-            return code, frame.f_lineno
+            return code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
 
 
-def line(place: tuple[CodeType, int] | None) -> str | None:
+def line(place: Place | None) -> str | None:
     """``file:line``, relative to the current folder where the file lies in it."""
     if place is None:
         return None

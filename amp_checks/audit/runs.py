@@ -45,6 +45,7 @@ class Evidence:
         origins: where the first non-finite values came from; None where all stayed finite.
         resumed: what came back from a checkpoint; None where the case has no ``save``.
         amplified: where a rounding error grew out of proportion; None where errors are as they should be.
+        angles: where angles were rounded that a sine or cosine is taken of; None where they are as they should be.
     """
 
     backend: Backend
@@ -57,6 +58,7 @@ class Evidence:
     origins: Origins | None
     resumed: Resumed | None
     amplified: Amplified | None = None
+    angles: Amplified | None = None
 
     @property
     def amp_is_finite(self) -> bool:
@@ -99,7 +101,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
         )
         if not measures.are_small(evidence):
             evidence = dataclasses.replace(evidence, amplified=_amplified(case, backend))
-        return evidence
+        return dataclasses.replace(evidence, angles=_angles(case, backend, evidence))
 
 
 def mended(case: AuditCase, backend: Backend, evidence: Evidence, mend: Mend) -> Evidence | None:
@@ -193,13 +195,24 @@ def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch
 
 
 def _amplified(case: AuditCase, backend: Backend, mend: Mend | None = None) -> Amplified | None:
-    recorded = []
-    for neutral in (False, True):
-        watch = Watch(ops=False, mend=mend)
-        mode = amplify.ValueMode(watch)
-        run(case, backend, watch, neutral=neutral, extra=mode)
-        recorded.append(mode.values)
-    return amplify.find(*recorded)
+    return amplify.find(*(_values(case, backend, mend, neutral=neutral) for neutral in (False, True)))
+
+
+def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified | None:
+    """Loss and gradients of an untrained model seldom tell that its phases are lost: the phases are looked at."""
+    trace = evidence.amp
+    low = measures.low_dtype(trace)
+    if not trace.takes_angles or low is None or trace.failure is not None or measures.draws_in_16_bits(trace):
+        return None
+    exact = _values(case, backend, neutral=True, float64=evidence.fp64 is not None)
+    return amplify.wrong_angles(_values(case, backend), exact, low)
+
+
+def _values(case: AuditCase, backend: Backend, mend: Mend | None = None, **how: bool) -> list[amplify.Value]:
+    watch = Watch(ops=False, mend=mend)
+    mode = amplify.ValueMode(watch)
+    run(case, backend, watch, extra=mode, **how)
+    return mode.values
 
 
 def run(

@@ -6,12 +6,12 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import torch
 
 from amp_checks.audit.magnitudes import Magnitudes
+from amp_checks.audit.places import Place
 
 
 class Kind(enum.StrEnum):
@@ -72,7 +72,8 @@ class Op:
         elements: of its first output.
         low, high: least and greatest value of a 16-bit output; NaN where unknown.
         magnitudes: sizes of a 16-bit output, in the first iteration; None elsewhere.
-        from_cast: for a cast, whether its input came straight from another cast, and that one's input dtype.
+        within: in one call of the user's code with ops before it: some forms of attention cast for themselves.
+        from_cast: for a cast, the input dtype of another call's cast that its input came straight from; or None.
         region: dtype of the innermost region, where that is enabled.
         in_place: whether it changes an argument.
     """
@@ -83,13 +84,14 @@ class Op:
     inputs: tuple[torch.dtype, ...]
     outputs: tuple[torch.dtype, ...]
     module: str | None
-    frame: tuple[CodeType, int] | None
+    frame: Place | None
     where: str | None = None
     function: str | None = None
     elements: int = 0
     low: float = math.nan
     high: float = math.nan
     magnitudes: Magnitudes | None = None
+    within: bool = False
     from_cast: torch.dtype | None = None
     region: torch.dtype | None = None
     in_place: bool = False
@@ -158,6 +160,7 @@ class Trace:
         failure: what it raised, or None.
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
+        takes_angles: whether forward took a sine, a cosine or the like.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
     first_reads: for each parameter, the line that first read it in forward.
@@ -178,6 +181,7 @@ class Trace:
     failure: Failure | None = None
     optimizers: list[str] = dataclasses.field(default_factory=list)
     steps: int = 0
+    takes_angles: bool = False
     function_products: dict[str, tuple[frozenset[torch.dtype], frozenset[torch.dtype]]] = dataclasses.field(
         default_factory=dict
     )

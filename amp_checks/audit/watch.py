@@ -590,6 +590,6 @@ def _raised_at(error: Exception) -> str | None:
     traceback = error.__traceback__
     while traceback is not None:
         if is_user_code(traceback.tb_frame.f_code):
-            found = (traceback.tb_frame.f_code, traceback.tb_lineno)
+            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
         traceback = traceback.tb_next
     return line(found)

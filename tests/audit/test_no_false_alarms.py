@@ -272,6 +272,47 @@ def settling_scale(device: str, dtype: torch.dtype) -> Training:
     return Training(model=model, batches=_batches(device, 16), step=step)
 
 
+class _Sine(nn.Module):
+    """A layer of SIREN: as it is initialised there, with angles up to 45 in the first."""
+
+    def __init__(self, inputs: int, outputs: int, *, first: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        bound = 1.0 / inputs if first else (6.0 / inputs) ** 0.5 / 30.0
+        nn.init.uniform_(self.linear.weight, -bound, bound)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.sin(30.0 * self.linear(inputs))
+
+
+def periodic(device: str, dtype: torch.dtype) -> Training:
+    """Sines of what 16-bit layers make, and of positions in float32, in a float32 region of the attention."""
+    waves = nn.Sequential(_Sine(2, 32, first=True), _Sine(32, 32), nn.Linear(32, 16)).to(device)
+    attention, scaler = nn.Linear(16, 48).to(device), _scaler(device, dtype)
+    optimizer = torch.optim.AdamW([*waves.parameters(), *attention.parameters()], 1e-3)
+    frequencies = (10000.0 ** -(torch.arange(0, 16, 2).float() / 16)).to(device)
+
+    def turned(value: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, enabled=False):
+            angles = torch.arange(value.shape[1], device=device).float()[:, None] @ frequencies[None]
+        pairs = torch.view_as_complex(value.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+    def step(batch: tuple[torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype):
+            query, key, value = attention(waves(batch[0])).chunk(3, -1)
+            # Without a dimension of heads torch computes this in float32 inside, and casts for it.
+            out = nn.functional.scaled_dot_product_attention(turned(query), turned(key), value)
+            loss = (out.float() - 0.3).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    places = [(torch.rand(2, 600, 2).mul(2.0).sub(1.0).to(device),) for _ in range(2)]
+    return Training(model=[waves, attention], batches=places, step=step)
+
+
 PROGRAMS: tuple[Build, ...] = (
     accumulation,
     adversaries,
@@ -283,6 +324,7 @@ PROGRAMS: tuple[Build, ...] = (
     penalised,
     masked_attention,
     frozen_part,
+    periodic,
     settling_scale,
 )
 

@@ -56,6 +56,32 @@ def gradients_differ(evidence: Evidence) -> Iterator[Found]:
     )
 
 
+WRONG_ANGLE = 0.25
+"""Error of a sine that is no longer a matter of precision."""
+
+
+@rule(
+    "angle-in-16-bits",
+    ERROR,
+    remedy="compute positions, frequencies and their product in float32, in torch.autocast(device_type, enabled=False)",
+)
+def angle_in_16_bits(evidence: Evidence) -> Iterator[Found]:
+    """From 256 on bfloat16 holds even numbers only, float16 from 2048 on: the sine of such an angle is any number."""
+    place = evidence.angles
+    if place is None:
+        return
+    taken = place.by or place.op
+    at = f" at {place.by_where}" if place.by is not None else ""
+    yield Found(
+        message=f"angles are rounded to 16 bits, and {taken}{at} is off by up to {place.error:.2g} for it",
+        severity=None if place.error >= WRONG_ANGLE else WARNING,
+        module=place.module,
+        where=place.where,
+        op=place.op,
+        step=0,
+    )
+
+
 @rule("gradients-off-scale", ERROR, remedy="unscale gradients by exactly the factor that the loss was scaled with")
 def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     """Rounding errors have no direction: gradients that are all off by one factor were scaled wrongly."""
