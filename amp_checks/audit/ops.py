@@ -209,6 +209,9 @@ class OpWatch:
             if isinstance(out, list | tuple)
             else ()
         )
+        for tensor in outputs:
+            with contextlib.suppress(RuntimeError):
+                self.made.pop(tensor.data_ptr(), None)  # its memory was another's
         outputs = [tensor for tensor in outputs if tensor.is_floating_point()]
         if not outputs:
             return
