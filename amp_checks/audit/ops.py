@@ -202,17 +202,7 @@ class OpWatch:
             self.tell(Kind.LOST_CONSTANT, once=True, op=_SCALAR, constant=args[0], becomes=becomes, dtype=out.dtype)
 
     def _keep(self, facts: _Facts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
-        outputs = (
-            (out,)
-            if isinstance(out, Tensor)
-            else [item for item in out if isinstance(item, Tensor)]
-            if isinstance(out, list | tuple)
-            else ()
-        )
-        for tensor in outputs:
-            with contextlib.suppress(RuntimeError):
-                self.made.pop(tensor.data_ptr(), None)  # its memory was another's
-        outputs = [tensor for tensor in outputs if tensor.is_floating_point()]
+        outputs = self._outputs(out)
         if not outputs:
             return
         function = self.functions[-1] if self.functions else None
@@ -261,6 +251,14 @@ class OpWatch:
         if first.dtype in LOW and op.elements:
             self._measure(op, first)
         self._watch.trace.ops.append(op)
+
+    def _outputs(self, out: Any) -> list[Tensor]:
+        """What an op made that is of a floating dtype; the memory of all of it was another's."""
+        made = [item for item in (out if isinstance(out, list | tuple) else (out,)) if isinstance(item, Tensor)]
+        for tensor in made:
+            with contextlib.suppress(RuntimeError):
+                self.made.pop(tensor.data_ptr(), None)
+        return [tensor for tensor in made if tensor.is_floating_point()]
 
     def _is_within(self, frame: Place | None) -> bool:
         last = self._watch.trace.ops[-1] if self._watch.trace.ops else None

@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ClassMethodDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,9 @@ class _Replaced:
         """Replace ``owner.name`` by ``make(original)``."""
         original = vars(owner).get(name, getattr(owner, name))
         self._saved.append((owner, name, original))
-        if isinstance(original, classmethod):
-            replacement: Any = classmethod(functools.wraps(original.__func__)(make(original.__func__)))
+        if isinstance(original, classmethod | ClassMethodDescriptorType):
+            function = _function_of(original)
+            replacement: Any = classmethod(functools.wraps(function)(make(function)))
         else:
             replacement = functools.wraps(original)(make(original))
         setattr(owner, name, replacement)
@@ -59,6 +61,17 @@ class _Replaced:
         while self._items:
             owner, key, original = self._items.pop()
             owner[key] = original
+
+
+def _function_of(method: Any) -> Method:
+    """What a class method calls with the class: one that is written in C has no function, and is bound instead."""
+    if isinstance(method, classmethod):
+        return method.__func__
+
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, cls)(*args, **kwargs)
+
+    return call
 
 
 def _called_by_torch() -> bool:

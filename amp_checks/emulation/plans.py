@@ -39,7 +39,7 @@ _PASSED_METHODS = (
     "__dlpack_device__ __float__ __format__ __getitem__ __hash__ __index__ __int__ __iter__ __len__ __reduce_ex__ "
     "__repr__ __reversed__ __setitem__ __setstate__ _typed_storage as_subclass backward data_ptr detach dim "
     "element_size has_names is_complex is_contiguous is_conj is_floating_point is_inference is_neg is_nonzero "
-    "is_pinned is_set_to is_shared is_signed item ndimension nelement new numel numpy register_hook "
+    "is_pinned is_set_to is_shared is_signed item ndimension nelement new new_tensor numel numpy register_hook "
     "register_post_accumulate_grad_hook requires_grad_ retain_grad share_memory_ size storage storage_offset "
     "storage_type stride tolist type untyped_storage _is_view nonzero tensor_split"
 ).split()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import pytest
 
 from amp_checks import backends, data
-from amp_checks.audit import AuditCase
+from amp_checks.audit import AuditCase, patches
 from amp_checks.audit.rules import RULES
 from amp_checks.cases.audit import CASES
 from amp_checks.checks.audit import check_training_step, checks_for
@@ -49,3 +50,25 @@ def test_warning_alone_passes() -> None:
     )
     assert result.status is Status.PASSED
     assert any(finding.subject.startswith("scheduler-on-skipped-step") for finding in result.findings)
+
+
+def test_a_class_method_written_in_c_is_watched_and_given_back() -> None:
+    """As ``torch.autograd.Function.apply`` is one from torch 2.15 on."""
+
+    class Watched(dict[str, None]):
+        fromkeys = vars(dict)["fromkeys"]
+
+    seen = []
+
+    def tell(original: Any) -> Any:
+        def replacement(cls: type, *args: Any) -> Any:
+            seen.append(cls)
+            return original(cls, *args)
+
+        return replacement
+
+    replaced = patches._Replaced()
+    replaced.method(Watched, "fromkeys", tell)
+    assert (type(Watched.fromkeys("ab")), Watched.fromkeys("ab")) == (Watched, {"a": None, "b": None})
+    replaced.restore()
+    assert (seen, Watched.fromkeys("a")) == ([Watched, Watched], {"a": None})

@@ -267,6 +267,17 @@ def test_factories_under_a_device_context() -> None:
         torch.set_default_device(None)
 
 
+@pytest.mark.parametrize("make", ["new_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "new"])
+def test_tensors_like_one_that_a_region_made(make: str) -> None:
+    arguments = {"new_tensor": ([0.5, 1.0],), "new": ([0.5, 1.0],), "new_full": ((2,), 0.5)}.get(make, ((2,),))
+    with region():
+        low = torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
+        made = getattr(low, make)(*arguments)
+        there = getattr(low, make)(*arguments, device="cuda") if make != "new" else made
+    for tensor in (made, there):
+        assert (tensor.dtype, tensor.is_cuda, tuple(tensor.shape)) == (torch.float16, True, (2,))
+
+
 def test_sparse_and_meta_tensors_pass() -> None:
     sparse = torch.eye(4).to_sparse()
     with region():
