@@ -56,7 +56,7 @@ def gradients_differ(evidence: Evidence) -> Iterator[Found]:
     )
 
 
-WRONG_ANGLE = 0.25
+NO_SINE = 0.25
 """Error of a sine that is no longer a matter of precision."""
 
 
@@ -74,7 +74,7 @@ def angle_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     at = f" at {place.by_where}" if place.by is not None else ""
     yield Found(
         message=f"angles are rounded to 16 bits, and {taken}{at} is off by up to {place.error:.2g} for it",
-        severity=None if place.error >= WRONG_ANGLE else WARNING,
+        severity=None if place.error >= NO_SINE else WARNING,
         module=place.module,
         where=place.where,
         op=place.op,
