@@ -68,7 +68,7 @@ class Amplified:
 
 @dataclasses.dataclass(slots=True)
 class Value:
-    """What one op made: its first output, or a sample of that, in float64."""
+    """What one op made: its first output, or a sample of that, in float64; ``numbers`` are constants it was given."""
 
     op: str
     module: str | None
@@ -76,6 +76,7 @@ class Value:
     dtype: torch.dtype
     sample: Tensor
     parents: list[int]
+    numbers: tuple[float, ...]
     cast: bool
     of_angle: bool
 
@@ -141,11 +142,20 @@ class ValueMode(TorchDispatchMode):
                 dtype=first.dtype,
                 sample=_sample(flat).double(),
                 parents=parents,
+                numbers=tuple(number for value in args if (number := self._number(value)) is not None),
                 cast=func.name() == "aten::_to_copy",
                 of_angle=of_angle,
             )
         )
         self._made[first.untyped_storage().data_ptr()] = (len(self.values) - 1, first)
+
+    def _number(self, value: Any) -> float | None:
+        if isinstance(value, int | float):
+            return float(value)
+        # Python numbers arrive as tensors of no dimension, always on the CPU.
+        if not isinstance(value, Tensor) or value.dim() or value.device.type != "cpu" or value.is_complex():
+            return None
+        return float(value.item()) if value.untyped_storage().data_ptr() not in self._made else None
 
 
 def _sample(flat: Tensor) -> Tensor:
@@ -168,6 +178,8 @@ def find(amp: list[Value], fp32: list[Value]) -> Amplified | None:
             continue
         error = _relative(value.sample, other.sample)
         errors[place] = error
+        if value.numbers != other.numbers:
+            continue  # another constant in another dtype, as torch.finfo(x.dtype).min, is no error
         floor = max(before, torch.finfo(value.dtype if value.dtype in LOW else torch.float16).eps / 4)
         if error > GROWTH * floor and error > 0.02:
             return _amplified(amp, place, error)

@@ -43,14 +43,17 @@ def overflowed(constant: Any, dtype: torch.dtype) -> bool:
     return isinstance(constant, float) and math.isfinite(constant) and math.isinf(rounded(constant, dtype))
 
 
-def lost(op: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
+def lost(op: str, args: tuple[Any, ...], out: Any) -> dict[str, Any] | None:
     """What becomes of a finite constant that the 16-bit operand's dtype lacks; None where nothing of note.
 
-    An additive guard or a bound that becomes 0, a bound that becomes 1, and anything that becomes infinite.
+    An additive guard or a bound that becomes 0, a bound that becomes 1, and anything that becomes infinite. ``mul``
+    computes in float32: a positive factor, a scale, is lost where it makes an infinity; a negative one is a mask's.
     """
     dtype = next((value.dtype for value in args if isinstance(value, torch.Tensor) and value.dtype in _LOW), None)
     if dtype is None or any(_is_wider(value) for value in args):
         return None
+    if not isinstance(out, torch.Tensor) or out.dtype not in _LOW:
+        return None  # two tensors without dimensions: the wider one decides, as of a 16-bit loss and its scale
     for value in args[1:]:
         constant = _constant(value)
         if constant is None or constant == 0.0 or not math.isfinite(constant):
@@ -60,7 +63,8 @@ def lost(op: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
             return {"constant": constant, "becomes": 0.0, "dtype": dtype}
         if "clamp" in op and becomes == 1.0 and constant != 1.0:
             return {"constant": constant, "becomes": 1.0, "dtype": dtype}
-        if op in _OVERFLOWING and math.isinf(becomes):
+        is_scale = op in ("aten::mul", "aten::mul_") and constant > 0.0
+        if op in _OVERFLOWING and math.isinf(becomes) and not (is_scale and bool(out.isfinite().all())):
             return {"constant": constant, "becomes": becomes, "dtype": dtype}
     return None
 

@@ -194,7 +194,7 @@ class OpWatch:
                 self._inner_gradient(facts, inner[address], args, out)
         if low and not backward:
             if facts.checks_constants:
-                self._constants(facts, args)
+                self._constants(facts, args, out)
             if facts.accumulates:
                 self._accumulated(facts, tensors, out)
         if facts.name == _SCALAR and out.dtype in LOW and constants.overflowed(args[0], out.dtype):
@@ -385,8 +385,8 @@ class OpWatch:
             return
         self.tell(Kind.INNER_GRADIENT, once=True, op=facts.name)
 
-    def _constants(self, facts: _Facts, args: tuple[Any, ...]) -> None:
-        found = constants.lost(facts.base, args)
+    def _constants(self, facts: _Facts, args: tuple[Any, ...], out: Any) -> None:
+        found = constants.lost(facts.base, args, out)
         if found is not None:
             self.tell(Kind.LOST_CONSTANT, once=True, op=facts.name, **found)
 

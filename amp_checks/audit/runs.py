@@ -189,7 +189,7 @@ def _origins(case: AuditCase, backend: Backend, amp: Trace) -> Origins | None:
 
 def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch) -> Resumed | None:
     before = state.capture()
-    with _all_seeded(case.id), ExitStack() as stack:
+    with _all_seeded(_without_folder(case.id)), ExitStack() as stack:
         stack.callback(state.restore, before)
         return resume(case, backend, training, watch)
 
@@ -229,7 +229,7 @@ def run(
     What the step raises becomes `Trace.failure`; what building raises is a `UsageError`.
     """
     before = state.capture()
-    with _all_seeded(case.id), ExitStack() as stack:
+    with _all_seeded(_without_folder(case.id)), ExitStack() as stack:
         # A program that leaves autocast on must not leave it on for the next run.
         stack.callback(state.restore, before)
         if neutral:
@@ -258,6 +258,11 @@ def run(
 
 def _double(float64: bool) -> Any:
     return double.in_float64() if float64 else nullcontext()
+
+
+def _without_folder(case: str) -> str:
+    """A case draws the same numbers on every machine, wherever its file lies and however its path was written."""
+    return case.replace("\\", "/").rpartition("/")[2]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from amp_checks import backends
-from amp_checks.audit import AuditCase, Severity, Training, add_arguments, audit, load, main
+from amp_checks.audit import AuditCase, Severity, Training, add_arguments, audit, load, main, runs
 from amp_checks.audit.convergence import compare_seeds
 from amp_checks.core import UsageError
 from amp_checks.reference import recipes
@@ -398,6 +398,24 @@ def test_a_backend_that_lacks_what_the_case_needs_leaves_the_others_their_report
     assert "cannot be audited under emulated-cuda-float16" in said.err
     with pytest.raises(UsageError, match="--backend cpu-float16 for one"):
         main(parser.parse_args([f"{file}:case", "--backend", "emulated-cuda-float16"]))
+
+
+def test_a_case_draws_the_same_numbers_wherever_its_file_lies(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "mine.py" for folder in ("here", "there")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(
+            "import torch\n"
+            "from torch import nn\n"
+            "def case(device, dtype):\n"
+            "    loss = lambda model, batch: model(batch).float().square().mean()\n"
+            "    model = nn.Linear(4, 2).to(device)\n"
+            "    return {'model': model, 'batches': [torch.randn(8, 4).to(device)], 'loss': loss}\n",
+            encoding="utf-8",
+        )
+    first, second = (runs.gather(load(f"{file}:case"), CPU).amp for file in files)
+    assert first.start == second.start
+    assert first.losses == second.losses
 
 
 def test_bfloat16_without_a_region_is_told() -> None:

@@ -116,7 +116,7 @@ def loss_differs(evidence: Evidence) -> Iterator[Found]:
         return
     place = evidence.amplified
     yield Found(
-        message=f"the first loss is {losses[0]:.6g}, in float64 it is {losses[1]:.6g}"
+        message=f"the first loss is {losses.amp:.6g}, in float64 it is {losses.exact:.6g}"
         + (f": {place.describe()}" if place is not None else ""),
         module=place.module if place is not None else None,
         where=place.where if place is not None else None,

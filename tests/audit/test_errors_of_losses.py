@@ -1,0 +1,124 @@
+"""When the error of a first loss is a finding: losses that cancel, programs that magnify, what FP32 gets wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amp_checks import backends
+from amp_checks.audit import AuditCase, Severity, Training, audit, runs
+from amp_checks.numerics import SALT
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+SALTS = [str(number) for number in range(12)]
+BACKENDS = ["cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"]
+
+
+def _critic(device: str) -> nn.Module:
+    hidden = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.LayerNorm(32))
+    return nn.Sequential(hidden, nn.GELU(), nn.Linear(32, 1)).to(device)
+
+
+def _scores(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    scores: torch.Tensor = model(inputs)
+    return scores.float()
+
+
+def _difference(model: nn.Module, batch: Any) -> torch.Tensor:
+    return _scores(model, batch[0]).mean() - _scores(model, batch[1]).mean()
+
+
+def _signed(model: nn.Module, batch: Any) -> torch.Tensor:
+    return _scores(model, batch[0]).mean()
+
+
+def _policy(model: nn.Module, batch: Any) -> torch.Tensor:
+    chances = torch.cat([_scores(model, batch[0]), _scores(model, batch[1])], 1).log_softmax(-1)
+    loss: torch.Tensor = -(chances[:, 0] * batch[2]).mean()
+    return loss
+
+
+def _hopeless(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A variance around 2000 as a difference of squares: float32 has no digit of it."""
+    pixels = _scores(model, batch[0]).view(4, 16) + 2000.0
+    loss: torch.Tensor = ((pixels * pixels).mean(0) - pixels.mean(0).square()).square().mean()
+    return loss
+
+
+def _case(loss: Loss, **more: Any) -> AuditCase:
+    def build(device: str, dtype: torch.dtype) -> dict[str, Any]:
+        batches = [[torch.randn(64, 16).to(device), torch.randn(64, 16).to(device), torch.randn(64).to(device)]]
+        return {"model": _critic(device), "batches": batches, "loss": loss, **more}
+
+    return AuditCase(id=loss.__name__, build=build)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss", [_difference, _signed, _policy], ids=lambda loss: loss.__name__)
+def test_what_cancels_is_judged_by_what_it_is_made_of(
+    loss: Loss, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for salt in SALTS:
+        monkeypatch.setenv(SALT, salt)
+        found = audit(_case(loss), backends.backend(backend)).diagnostics
+        assert [one.message for one in found if one.severity is not Severity.NOTE] == [], salt
+
+
+def _sum_of_two(device: str, dtype: torch.dtype, *, by_grad: bool) -> Training:
+    model = nn.Linear(2, 1, bias=False).to(device)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 4.0]]))
+
+    def step(batch: torch.Tensor) -> None:
+        with torch.autocast(device, dtype):
+            losses = [model(batch).float().sum(), -2.0 * model(batch).float().sum()]
+        for loss in losses:
+            if by_grad:
+                torch.autograd.grad(loss, list(model.parameters()))
+            else:
+                loss.backward()
+
+    return Training(model=model, batches=[torch.ones(1, 2).to(device)], step=step)
+
+
+@pytest.mark.parametrize("by_grad", [False, True])
+def test_the_pull_of_each_loss_is_that_of_its_own_backward(by_grad: bool) -> None:
+    case = AuditCase(id="pull", build=functools.partial(_sum_of_two, by_grad=by_grad))
+    evidence = runs.gather(case, backends.backend("cpu-bfloat16"))
+    for trace in (evidence.fp32, evidence.fp64):
+        assert trace is not None
+        assert trace.losses == [(0, 7.0), (0, -14.0)]
+        assert trace.pulls == [5.0, 10.0]
+
+
+def test_what_float32_gets_as_wrong_is_no_fault_of_amp(monkeypatch: pytest.MonkeyPatch) -> None:
+    for salt in SALTS:
+        monkeypatch.setenv(SALT, salt)
+        found = audit(_case(_hopeless), backends.backend("cpu-bfloat16")).diagnostics
+        assert "loss-differs" not in {one.rule for one in found}, salt
+
+
+def _masked(mask: Callable[[torch.Tensor], torch.Tensor]) -> AuditCase:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores: torch.Tensor = model(batch[0])
+        return mask(scores.view(16, 4)).softmax(-1).float()[:, 0].mean()
+
+    return _case(loss)
+
+
+MASK = torch.tensor([False, True, False, True])
+MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "where": lambda scores: torch.where(MASK, torch.finfo(scores.dtype).min, scores),
+    "masked_fill": lambda scores: scores.masked_fill(MASK, torch.finfo(scores.dtype).min),
+    "a product": lambda scores: scores + MASK.to(scores) * torch.finfo(scores.dtype).min,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_constant_of_the_dtype_is_no_amplifier(name: str) -> None:
+    assert runs._amplified(_masked(MASKS[name]), backends.backend("cpu-float16")) is None
