@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from stubs import StubCase, check_stub
 
-from amp_checks import core, suite
+from amp_checks import core, numerics, suite
 
 pytest_plugins = ["pytester"]
 
@@ -28,6 +29,16 @@ with contextlib.suppress(ImportError):
     from amp_checks.report import html, plots  # noqa: F401 - loaded, not used
 
     plots.ratios({"check": {"CPU": [0.5]}}, name="plot")  # matplotlib loads parts of itself when it draws
+
+
+@pytest.fixture(autouse=True)
+def _drawn_from_its_own_seed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test draws hangs on no test before it: workers share them out otherwise in each run."""
+    before = random.getstate()
+    with numerics.seeded(request.node.nodeid):
+        random.seed(request.node.nodeid)
+        yield
+    random.setstate(before)
 
 
 @pytest.fixture
