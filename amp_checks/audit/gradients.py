@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -19,13 +18,6 @@ class State(enum.Enum):
     PLAIN = "gradients of a loss that was not scaled"
     SCALED = "scaled gradients"
     UNSCALED = "unscaled gradients"
-
-
-def pull_of(parameter: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Norm of their product, element by element: how far a change of all elements by about their own size moves the
-    loss, to first order and where the changes are independent.
-    """
-    return float((parameter.detach().double() * gradient.detach().double()).norm().item())
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -98,10 +90,10 @@ class Gradient:
         if self.before is None or not bool(self.before.any()):
             self.given = None  # zeroed by hand
 
-    def note_given(self, now: torch.Tensor, *, scale: float, boost: float) -> float:
-        """Add what a backward gave; of one that was boosted, take the boost back. Returns its share of the pull."""
+    def note_given(self, now: torch.Tensor, *, scale: float, boost: float) -> None:
+        """Add what a backward gave; of one that was boosted, take the boost back."""
         if now.layout is not torch.strided:
-            return 0.0
+            return
         share = now.detach() if self.before is None else now.detach() - self.before
         if boost != 1.0:
             share = share / boost
@@ -109,18 +101,13 @@ class Gradient:
         share = share / scale
         self.given = share if self.given is None else self.given + share
         self.before = None
-        return pull_of(self.parameter, share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a backward wrote to: how many gradients, and names of the first of those that tell something.
-
-    ``pull``: as of `amp_checks.audit.trace.Trace.pulls`; 0.0 where the book does not follow.
-    """
+    """What a backward wrote to: how many gradients, and names of the first of those that tell something."""
 
     touched: int
-    pull: float
     carried: str | None
     onto_unscaled: str | None
     after_update: str | None
@@ -183,7 +170,6 @@ class Book:
         """
         scaled = scale is not None
         touched = 0
-        pull = 0.0
         carried = onto_unscaled = after_update = None
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
@@ -193,7 +179,7 @@ class Book:
                 continue
             touched += 1
             if self.follows:
-                pull = math.hypot(pull, gradient.note_given(now, scale=scale or 1.0, boost=boost))
+                gradient.note_given(now, scale=scale or 1.0, boost=boost)
             if gradient.stepped:
                 gradient.carried = True
                 carried = carried or gradient.name
@@ -213,6 +199,4 @@ class Book:
             gradient.updated = False
             gradient.held = now
             gradient.factors, gradient.multiplied = factors, ()
-        return Written(
-            touched=touched, pull=pull, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update
-        )
+        return Written(touched=touched, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update)

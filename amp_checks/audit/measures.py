@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 GRADIENT_ERROR = Threshold(
     value=24.0,
-    unit="eps of the 16-bit dtype, or FP32's own error where that is more",
+    unit="eps of the 16-bit dtype; FP32's own error, or three times what rounding the parameters does, where more",
     healthy="up to 12 on the corrected fixtures: a unit whose ReLU flips is the upper end, most are below 1",
     weakest_mutant="rotary phases by a 16-bit product: 127, the least under 20 seeds",
     measured="benchmarks/audit_thresholds.py",
 )
 LOSS_ERROR = Threshold(
     value=5.0,
-    unit="as of GRADIENT_ERROR, of the first loss, or of what rounding the parameters makes of it where that is more",
+    unit="as of GRADIENT_ERROR, of the first loss",
     healthy="0 to 0.41 on the corrected fixtures; losses that cancel: up to 3.7 in 900 draws of a critic's",
     weakest_mutant="a mean by a sum around 64 in float16 (tests/audit/test_causes.py): 11.5, the least under 12 seeds",
     measured="benchmarks/audit_thresholds.py",
@@ -35,6 +35,10 @@ SCALE_BIAS = Threshold(
     weakest_mutant="gradients unscaled by a factor 1.9 % off: 0.0188",
     measured="benchmarks/audit_thresholds.py",
 )
+
+_SHAKEN = 3.0
+"""Times the root mean square of what rounding the parameters does that is one unit of error: eps of a sum of many terms
+has the root mean square eps / sqrt(12)."""
 
 
 def low_dtype(trace: Trace) -> torch.dtype | None:
@@ -83,7 +87,9 @@ def ratios(evidence: Evidence) -> dict[str, float]:
         # A gradient that is zero in exact arithmetic (a bias before a normalisation) is all rounding error.
         if not expected.norm().item() > 1e-6 * largest:
             continue
-        found[name] = relative(actual, expected) / max(torch.finfo(low).eps, relative(full, expected))
+        moved = [relative(trace.gradients.get(name, expected), expected) for trace in evidence.shaken]
+        unit = max(torch.finfo(low).eps, relative(full, expected), _SHAKEN * _size(moved))
+        found[name] = relative(actual, expected) / unit
     return found
 
 
@@ -106,6 +112,13 @@ def bias(evidence: Evidence) -> float | None:
     rest = length - factor * factor * size
     same_direction = rest < 0.02 * length
     return factor - 1.0 if same_direction and abs(factor - 1.0) > math.sqrt(max(rest, 0.0) / size) else 0.0
+
+
+def scale_bias(evidence: Evidence) -> float:
+    """From which factor on, less 1, gradients are off: `SCALE_BIAS`, or what rounding the parameters explains."""
+    traces = (dataclasses.replace(evidence.amp, gradients=trace.gradients) for trace in evidence.shaken)
+    moved = [bias(dataclasses.replace(evidence, amp=trace)) or 0.0 for trace in traces]
+    return max(SCALE_BIAS.value, 2.0 * _SHAKEN * _size(moved))
 
 
 WRONG_SIZE = 8.0
@@ -147,14 +160,13 @@ class Losses:
 
     Attributes:
         amp, exact, fp32: its value under AMP, in the reference, in FP32.
-        size: what its error is relative to, above 0: its magnitude, or as far as rounding the parameters moves it where
-            that is more (`amp_checks.audit.trace.Trace.pulls`), as in a difference of means.
+        shaken: how far rounding the parameters moves it (root mean square); 0.0 where that was not tried.
     """
 
     amp: float
     exact: float
     fp32: float
-    size: float
+    shaken: float
 
 
 def first_losses(evidence: Evidence) -> Losses | None:
@@ -163,12 +175,18 @@ def first_losses(evidence: Evidence) -> Losses | None:
     if draws_in_16_bits(evidence.amp):
         return None
     unmoved = max(evidence.amp.first_real.values(), default=0)
-    losses = zip(evidence.amp.losses, exact.losses, exact.pulls, evidence.fp32.losses, strict=False)
-    for (step, amp), (_, expected), pull, (_, fp32) in losses:
-        if step <= unmoved and all(map(math.isfinite, (amp, expected, fp32))):
-            size = max(abs(expected), pull if math.isfinite(pull) else 0.0)
-            return Losses(amp=amp, exact=expected, fp32=fp32, size=size) if size else None
+    for place, (step, amp) in enumerate(evidence.amp.losses):
+        others = [trace.losses[place][1] for trace in (exact, evidence.fp32) if place < len(trace.losses)]
+        if step <= unmoved and len(others) == 2 and all(map(math.isfinite, (amp, *others))):
+            moved = [trace.losses[place][1] - others[0] for trace in evidence.shaken if place < len(trace.losses)]
+            return Losses(amp=amp, exact=others[0], fp32=others[1], shaken=_size(moved)) if others[0] else None
     return None
+
+
+def _size(values: list[float]) -> float:
+    """Root mean square of those that are finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    return math.hypot(*finite) / math.sqrt(len(finite)) if finite else 0.0
 
 
 def loss_ratio(evidence: Evidence) -> float | None:
@@ -176,7 +194,8 @@ def loss_ratio(evidence: Evidence) -> float | None:
     low, losses = low_dtype(evidence.amp), first_losses(evidence)
     if low is None or losses is None:
         return None
-    return abs(losses.amp - losses.exact) / max(torch.finfo(low).eps * losses.size, abs(losses.fp32 - losses.exact))
+    unit = max(torch.finfo(low).eps * abs(losses.exact), abs(losses.fp32 - losses.exact), _SHAKEN * losses.shaken)
+    return abs(losses.amp - losses.exact) / unit
 
 
 def peaks_of_backward(trace: Trace) -> list[float]:
@@ -217,10 +236,12 @@ def ill_conditioned(evidence: Evidence) -> bool:
 
 
 def are_small(evidence: Evidence) -> bool:
-    """Whether the errors of loss and gradients are as the dtype explains."""
+    """Whether the errors of loss and gradients are as the dtype explains, and gradients share no factor."""
     loss = loss_ratio(evidence)
-    return (loss is None or loss < LOSS_ERROR.value) and all(
-        ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values()
+    return (
+        (loss is None or loss < LOSS_ERROR.value)
+        and all(ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values())
+        and abs(bias(evidence) or 0.0) < scale_bias(evidence)
     )
 
 

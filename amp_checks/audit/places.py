@@ -83,14 +83,3 @@ def tracked_modules(named: Mapping[str, nn.Module], path: list[str]) -> Iterator
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def raised_at(error: Exception) -> str | None:
-    """The innermost user line of an error's traceback."""
-    found = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        if is_user_code(traceback.tb_frame.f_code):
-            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
-        traceback = traceback.tb_next
-    return line(found)

@@ -19,6 +19,7 @@ from amp_checks.audit.amplify import Amplified
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.origins import Origins
 from amp_checks.audit.resume import Resumed, resume
+from amp_checks.audit.shaking import SHAKES, Shake
 from amp_checks.audit.start import check_alike, start_of
 from amp_checks.audit.trace import Trace
 from amp_checks.audit.training import AuditCase, Training, describe, stepper
@@ -46,6 +47,7 @@ class Evidence:
         resumed: what came back from a checkpoint; None where the case has no ``save``.
         amplified: where a rounding error grew out of proportion; None where errors are as they should be.
         angles: where angles were rounded that a sine or cosine is taken of; None where they are as they should be.
+        shaken: as the reference, with parameters moved by rounding errors; empty where errors are as they should be.
     """
 
     backend: Backend
@@ -59,6 +61,7 @@ class Evidence:
     resumed: Resumed | None
     amplified: Amplified | None = None
     angles: Amplified | None = None
+    shaken: tuple[Trace, ...] = ()
 
     @property
     def amp_is_finite(self) -> bool:
@@ -99,8 +102,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
             origins=_origins(case, backend, amp),
             resumed=_resumed(case, backend, training, watch),
         )
-        if not measures.are_small(evidence):
-            evidence = dataclasses.replace(evidence, amplified=_amplified(case, backend))
+        evidence = _looked_into(case, backend, evidence)
         return dataclasses.replace(evidence, angles=_angles(case, backend, evidence))
 
 
@@ -130,9 +132,30 @@ def mended(case: AuditCase, backend: Backend, evidence: Evidence, mend: Mend) ->
             origins=None,
             amplified=None,
         )
-        if not measures.are_small(found):
-            found = dataclasses.replace(found, amplified=_amplified(case, backend, mend))
-    return found
+        return _looked_into(case, backend, found, mend)
+
+
+def _looked_into(case: AuditCase, backend: Backend, evidence: Evidence, mend: Mend | None = None) -> Evidence:
+    """The evidence, with what large errors of loss and gradients come from where there are any."""
+    if measures.are_small(evidence):
+        return evidence
+    if not evidence.shaken:
+        evidence = dataclasses.replace(evidence, shaken=tuple(_shaken(case, backend, evidence)))
+    if measures.are_small(evidence):
+        return evidence
+    return dataclasses.replace(evidence, amplified=_amplified(case, backend, mend))
+
+
+def _shaken(case: AuditCase, backend: Backend, evidence: Evidence) -> Iterator[Trace]:
+    low = measures.low_dtype(evidence.amp)
+    if low is None:
+        return
+    for number in range(SHAKES):
+        watch = Watch(ops=False, skip=evidence.amp.first_real)
+        shake = Shake(dtype=low, number=number)
+        run(case, backend, watch, neutral=True, float64=evidence.fp64 is not None, shake=shake)
+        if watch.trace.failure is None:
+            yield watch.trace
 
 
 def _given_for(names: set[str], trace: Trace) -> Trace:
@@ -208,7 +231,7 @@ def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified 
     return amplify.wrong_angles(_values(case, backend), exact, low)
 
 
-def _values(case: AuditCase, backend: Backend, mend: Mend | None = None, **how: bool) -> list[amplify.Value]:
+def _values(case: AuditCase, backend: Backend, mend: Mend | None = None, **how: Any) -> list[amplify.Value]:
     watch = Watch(ops=False, mend=mend)
     mode = amplify.ValueMode(watch)
     run(case, backend, watch, extra=mode, **how)
@@ -223,8 +246,9 @@ def run(
     neutral: bool = False,
     float64: bool = False,
     extra: Any = None,
+    shake: Shake | None = None,
 ) -> Training:
-    """Build and run the case once, watched.
+    """Build and run the case once, watched; what was built is shaken first.
 
     What the step raises becomes `Trace.failure`; what building raises is a `UsageError`.
     """
@@ -240,6 +264,8 @@ def run(
             training = double.widen(training)
         else:
             watch.trace.start = start_of(training)
+        if shake is not None:
+            shake(training)
         watch.know(training, whole_loop=training.run is not None)
         iterate = stepper(training, backend)
         with watch.watching(), extra if extra is not None else nullcontext(), _double(float64):

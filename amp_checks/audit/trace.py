@@ -150,8 +150,6 @@ class Trace:
     Attributes:
         events, ops: in order.
         losses: of each backward: iteration, value without scale.
-        pulls: of each loss: norm of its gradients times the parameters, element by element, over all parameters: eps
-            of it is how far rounding the parameters moves the loss. Zeros where the watch follows no gradients.
         gradients: of each parameter, as its optimizer used it at its first real step; float64, unscaled, on the CPU.
         first_real: for each optimizer, how many steps were skipped before its first real one.
         parameters, buffers: by path; buffers give dtype and whether finite at the end.
@@ -172,7 +170,6 @@ class Trace:
     events: list[Event] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
     losses: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    pulls: list[float] = dataclasses.field(default_factory=list)
     gradients: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     first_real: dict[int, int] = dataclasses.field(default_factory=dict)
     parameters: dict[str, ParameterFacts] = dataclasses.field(default_factory=dict)

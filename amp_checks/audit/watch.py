@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,10 +15,10 @@ import torch
 
 from amp_checks import _torch_private as private
 from amp_checks.audit import hand_scaling, scaling
-from amp_checks.audit.gradients import Book, Gradient, State, pull_of
+from amp_checks.audit.gradients import Book, Gradient, State
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.ops import LOW, OpMode, OpWatch
-from amp_checks.audit.places import line, raised_at, tracked_modules, user_frame
+from amp_checks.audit.places import is_user_code, line, tracked_modules, user_frame
 from amp_checks.audit.trace import Event, Failure, Kind, ParameterFacts, Trace
 from amp_checks.audit.training import Training
 from amp_checks.state import AUTOCAST_DEVICES
@@ -162,9 +161,9 @@ class Watch:
         if self.op_failed is not None and self.op_failed[0] is error:
             _, op, inputs, module, where = self.op_failed
         else:
-            op, inputs, module, where = None, (), None, raised_at(error)
+            op, inputs, module, where = None, (), None, _raised_at(error)
         self.trace.failure = Failure(
-            error=error, step=self.step, op=op, inputs=inputs, where=where or raised_at(error), module=module
+            error=error, step=self.step, op=op, inputs=inputs, where=where or _raised_at(error), module=module
         )
 
     @contextmanager
@@ -357,23 +356,14 @@ class Watch:
 
     def _hand(self, inputs: tuple[Any, ...], results: list[Any], scale: float | None) -> None:
         """``autograd.grad`` gave gradients of parameters: without an optimizer, all that is known of their use."""
-        pull = 0.0
         for parameter, result in zip(inputs, results, strict=False):
             for gradient in self.book.of((parameter,)) if result is not None else ():
-                if self.book.follows:
-                    pull = math.hypot(pull, pull_of(parameter, result) / (scale or 1.0))
                 if self._overflow_at == self.step and scale is not None:
                     result.fill_(torch.inf)
                 gradient.handed = (result, scale, self.trace.events[-1].where)
                 if not self._optimizers:
                     value = result.detach().to(device="cpu", dtype=torch.float64, copy=True)
                     self.trace.gradients.setdefault(gradient.name, value / (scale or 1.0))
-
-        self._pulled(pull)
-
-    def _pulled(self, pull: float) -> None:
-        """The losses of the last backward have it."""
-        self.trace.pulls += [pull] * (len(self._losses) - len(self.trace.pulls))
 
     def _after_backward(self, data: dict[str, Any], scale: float | None) -> None:
         scaled, twice, self._twice = scale is not None, self._twice, False
@@ -384,7 +374,6 @@ class Watch:
             boost=self.mend.boost,
             factors=data["factors"],
         )
-        self._pulled(written.pull)
         data["touched"] = written.touched
         data["carried"], data["onto_unscaled"] = written.carried, written.onto_unscaled
         data["after_update"] = written.after_update
@@ -593,3 +582,14 @@ class Watch:
 
     def saved(self, *, optimizer: bool, scaler: bool) -> None:
         self.tell(Kind.SAVED, optimizer=optimizer, scaler=scaler)
+
+
+def _raised_at(error: Exception) -> str | None:
+    """The innermost user line of an error's traceback."""
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if is_user_code(traceback.tb_frame.f_code):
+            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
+        traceback = traceback.tb_next
+    return line(found)

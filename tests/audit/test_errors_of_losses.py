@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, Training, audit, runs
+from amp_checks.audit.shaking import SHAKES, Shake
 from amp_checks.numerics import SALT
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -37,6 +37,12 @@ def _signed(model: nn.Module, batch: Any) -> torch.Tensor:
     return _scores(model, batch[0]).mean()
 
 
+def _square(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Near zero, all its gradients have the error of the mean as a common factor."""
+    assert isinstance(model, nn.Sequential)
+    return _scores(model[2], torch.cat(batch[:2], 1)).mean().square()
+
+
 def _policy(model: nn.Module, batch: Any) -> torch.Tensor:
     chances = torch.cat([_scores(model, batch[0]), _scores(model, batch[1])], 1).log_softmax(-1)
     loss: torch.Tensor = -(chances[:, 0] * batch[2]).mean()
@@ -59,7 +65,7 @@ def _case(loss: Loss, **more: Any) -> AuditCase:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("loss", [_difference, _signed, _policy], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", [_difference, _signed, _square, _policy], ids=lambda loss: loss.__name__)
 def test_what_cancels_is_judged_by_what_it_is_made_of(
     loss: Loss, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,31 +75,34 @@ def test_what_cancels_is_judged_by_what_it_is_made_of(
         assert [one.message for one in found if one.severity is not Severity.NOTE] == [], salt
 
 
-def _sum_of_two(device: str, dtype: torch.dtype, *, by_grad: bool) -> Training:
-    model = nn.Linear(2, 1, bias=False).to(device)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[3.0, 4.0]]))
-
-    def step(batch: torch.Tensor) -> None:
-        with torch.autocast(device, dtype):
-            losses = [model(batch).float().sum(), -2.0 * model(batch).float().sum()]
-        for loss in losses:
-            if by_grad:
-                torch.autograd.grad(loss, list(model.parameters()))
-            else:
-                loss.backward()
-
-    return Training(model=model, batches=[torch.ones(1, 2).to(device)], step=step)
+def test_a_shake_moves_parameters_by_half_a_rounding_error_at_most() -> None:
+    moved = []
+    for number in (0, 1, 0):
+        training = Training(model=nn.Linear(64, 64, dtype=torch.float64), batches=[], step=print)
+        weight = training.named_parameters()["weight"]
+        before = weight.detach().clone()
+        Shake(dtype=torch.bfloat16, number=number)(training)
+        moved.append((weight.detach() / before - 1.0) / torch.finfo(torch.bfloat16).eps)
+        assert 0.49 < moved[-1].abs().max().item() <= 0.5
+        assert moved[-1].mean().abs().item() < 0.02
+    torch.testing.assert_close(moved[0], moved[2])
+    assert (moved[0] - moved[1]).abs().max().item() > 0.5
 
 
-@pytest.mark.parametrize("by_grad", [False, True])
-def test_the_pull_of_each_loss_is_that_of_its_own_backward(by_grad: bool) -> None:
-    case = AuditCase(id="pull", build=functools.partial(_sum_of_two, by_grad=by_grad))
-    evidence = runs.gather(case, backends.backend("cpu-bfloat16"))
-    for trace in (evidence.fp32, evidence.fp64):
-        assert trace is not None
-        assert trace.losses == [(0, 7.0), (0, -14.0)]
-        assert trace.pulls == [5.0, 10.0]
+def test_only_what_errs_is_shaken() -> None:
+    def plain(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (_scores(model, batch[0]) - 1.0).square().mean()
+
+    def turned(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores = _scores(model, batch[0])
+        if torch.is_autocast_enabled("cpu"):
+            scores.register_hook(lambda gradient: gradient * 1.05)
+        return (scores - 1.0).square().mean()
+
+    assert runs.gather(_case(plain), backends.backend("cpu-bfloat16")).shaken == ()
+    evidence = runs.gather(_case(turned), backends.backend("cpu-bfloat16"))
+    assert len(evidence.shaken) == SHAKES
+    assert len({trace.losses[0] for trace in evidence.shaken}) == SHAKES
 
 
 def test_what_float32_gets_as_wrong_is_no_fault_of_amp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.measures import (
     GRADIENT_ERROR,
     LOSS_ERROR,
-    SCALE_BIAS,
     UNPLACED_ERROR,
     bias,
     first_losses,
@@ -22,6 +21,7 @@ from amp_checks.audit.measures import (
     peaks_of_backward,
     ratios,
     reference,
+    scale_bias,
     total_error,
     wrong_size,
 )
@@ -88,7 +88,7 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     if not _finite(evidence):
         return
     found = bias(evidence) or 0.0
-    if abs(found) >= SCALE_BIAS.value and (is_one_factor(evidence) or abs(found) >= 0.5):
+    if abs(found) >= scale_bias(evidence) and (is_one_factor(evidence) or abs(found) >= 0.5):
         yield Found(message=f"all gradients {_off_by(1.0 + found)}")
     elif (factor := wrong_size(evidence)) is not None:
         yield Found(message=f"all gradients {_off_by(factor)}, and point elsewhere")
