@@ -15,7 +15,6 @@ from amp_checks.audit.measures import (
     bias,
     first_losses,
     ill_conditioned,
-    is_one_factor,
     loss_ratio,
     low_dtype,
     peaks_of_backward,
@@ -88,7 +87,7 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     if not _finite(evidence):
         return
     found = bias(evidence) or 0.0
-    if abs(found) >= scale_bias(evidence) and (is_one_factor(evidence) or abs(found) >= 0.5):
+    if abs(found) >= scale_bias(evidence):
         yield Found(message=f"all gradients {_off_by(1.0 + found)}")
     elif (factor := wrong_size(evidence)) is not None:
         yield Found(message=f"all gradients {_off_by(factor)}, and point elsewhere")
