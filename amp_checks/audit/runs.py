@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from amp_checks import state
-from amp_checks.audit import amplify, double, measures, origins, patches
+from amp_checks.audit import amplify, measures, origins, patches, widening
 from amp_checks.audit.amplify import Amplified
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.origins import Origins
@@ -40,7 +40,7 @@ class Evidence:
         backend: under which it ran.
         training: what was built for the main run (trained by it).
         amp: the program as it is.
-        fp32: with every region and scaler disabled.
+        fp32: with every region and scaler disabled, and what the program casts to 16 bits by hand in float32.
         fp64: the same in float64; None where the program does not run there, and then ``no_fp64`` says why.
         rehearsal: as ``amp``, with an overflow in the second iteration; None where no enabled scaler scales a loss.
         origins: where the first non-finite values came from; None where all stayed finite.
@@ -153,9 +153,13 @@ def _shaken(case: AuditCase, backend: Backend, evidence: Evidence) -> Iterator[T
     for number in range(SHAKES):
         watch = Watch(ops=False, skip=evidence.amp.first_real)
         shake = Shake(dtype=low, number=number)
-        run(case, backend, watch, neutral=True, float64=evidence.fp64 is not None, shake=shake)
+        run(case, backend, watch, neutral=True, wide=_widest(evidence), shake=shake)
         if watch.trace.failure is None:
             yield watch.trace
+
+
+def _widest(evidence: Evidence) -> torch.dtype:
+    return torch.float64 if evidence.fp64 is not None else torch.float32
 
 
 def _given_for(names: set[str], trace: Trace) -> Trace:
@@ -164,9 +168,13 @@ def _given_for(names: set[str], trace: Trace) -> Trace:
 
 
 def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
-    watch = Watch(ops=False, skip=amp.first_real, follow=True)
-    run(case, backend, watch, neutral=True)
-    failure = watch.trace.failure
+    # A program may hold on to a dtype that is only spoken of, in a view of bits for one: then its casts stay.
+    for wide in (torch.float32, None):
+        watch = Watch(ops=False, skip=amp.first_real, follow=True)
+        run(case, backend, watch, neutral=True, wide=wide)
+        failure = watch.trace.failure
+        if failure is None:
+            break
     # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault of its own, which a rule names.
     kept_low = any(facts.dtype.itemsize == 2 for facts in amp.parameters.values())
     if failure is not None and amp.failure is not None and not kept_low:
@@ -186,7 +194,7 @@ def _in_float64(case: AuditCase, backend: Backend, amp: Trace) -> tuple[Trace | 
         return None, "the program raised before it could be compared"
     watch = Watch(ops=False, skip=amp.first_real, follow=True)
     try:
-        run(case, backend, watch, neutral=True, float64=True)
+        run(case, backend, watch, neutral=True, wide=torch.float64)
     except UsageError as error:
         return None, str(error)
     failure = watch.trace.failure
@@ -218,7 +226,7 @@ def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch
 
 
 def _amplified(case: AuditCase, backend: Backend, mend: Mend | None = None) -> Amplified | None:
-    return amplify.find(*(_values(case, backend, mend, neutral=neutral) for neutral in (False, True)))
+    return amplify.find(_values(case, backend, mend), _values(case, backend, mend, neutral=True, wide=torch.float32))
 
 
 def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified | None:
@@ -227,7 +235,7 @@ def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified 
     low = measures.low_dtype(trace)
     if not trace.takes_angles or low is None or trace.failure is not None or measures.draws_in_16_bits(trace):
         return None
-    exact = _values(case, backend, neutral=True, float64=evidence.fp64 is not None)
+    exact = _values(case, backend, neutral=True, wide=_widest(evidence))
     return amplify.wrong_angles(_values(case, backend), exact, low)
 
 
@@ -244,11 +252,11 @@ def run(
     watch: Watch,
     *,
     neutral: bool = False,
-    float64: bool = False,
+    wide: torch.dtype | None = None,
     extra: Any = None,
     shake: Shake | None = None,
 ) -> Training:
-    """Build and run the case once, watched; what was built is shaken first.
+    """Build and run the case once, watched; what was built is widened and shaken first.
 
     What the step raises becomes `Trace.failure`; what building raises is a `UsageError`.
     """
@@ -260,15 +268,15 @@ def run(
             stack.enter_context(patches.neutral())
         stack.enter_context(patches.watched(watch))
         training = case.training(backend)
-        if float64:
-            training = double.widen(training)
-        else:
+        if wide is not torch.float64:
             watch.trace.start = start_of(training)
+        if wide is not None:
+            training = widening.widen(training, wide)
         if shake is not None:
             shake(training)
         watch.know(training, whole_loop=training.run is not None)
         iterate = stepper(training, backend)
-        with watch.watching(), extra if extra is not None else nullcontext(), _double(float64):
+        with watch.watching(), extra if extra is not None else nullcontext(), _running_in(wide):
             try:
                 for _ in iterate():
                     watch.end_step()
@@ -282,8 +290,8 @@ def run(
     return training
 
 
-def _double(float64: bool) -> Any:
-    return double.in_float64() if float64 else nullcontext()
+def _running_in(wide: torch.dtype | None) -> Any:
+    return widening.running_in(wide) if wide is not None else nullcontext()
 
 
 def _without_folder(case: str) -> str:

@@ -1,0 +1,134 @@
+"""Run a program in a wider dtype: each narrower one it names is read as that, its random numbers stay.
+
+In float64, float32 is narrower too; in float32, what the program casts to 16 bits by its own hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from amp_checks import _torch_private as private
+from amp_checks.audit.training import Training
+
+_NARROWER = {
+    torch.float32: (torch.float16, torch.bfloat16),
+    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
+}
+_CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+_ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+_RANDOM_LIKE = {torch.rand_like, torch.randn_like}
+_RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
+_SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
+_SETTERS = {"__set__", "__get__", "__delete__"}
+
+
+class WideMode(TorchFunctionMode):
+    """What the wider dtype, float32 or float64, makes of each call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.narrower = dtype, _NARROWER[dtype]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _SETTERS or func in _ENGINE:
+            if func == _SET_GRADIENT and isinstance(args[1], Tensor):
+                args = (args[0], args[1].to(args[0].dtype))
+            return func(*args, **kwargs)
+        if func in _CONVERSIONS:
+            return args[0].to(self.dtype)
+        if func in _RANDOM_LIKE:
+            return func(*args, **{**kwargs, "dtype": torch.float32}).to(self.dtype)
+        if func in _RANDOM_IN_PLACE and args[0].dtype is self.dtype:
+            with torch.no_grad():
+                drawn = func(
+                    torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device), *args[1:], **kwargs
+                )
+            return args[0].copy_(drawn)
+        changes = name.endswith("_") and not name.endswith("__")
+        if changes and isinstance(args[0], Tensor) and args[0].dtype in self.narrower:
+            # Written to in place: it keeps its dtype, and what is written must have it.
+            return func(args[0], *[_as(value, args[0].dtype) for value in args[1:]], **kwargs)
+        first = args[:1] if changes else ()
+        rest = [_widen(value, self.dtype) for value in args[len(first) :]]
+        named = {key: value if key == "out" else _widen(value, self.dtype) for key, value in kwargs.items()}
+        out = func(*first, *rest, **named)
+        if isinstance(out, Tensor) and out.dtype in self.narrower and not changes and "out" not in kwargs:
+            return out.to(self.dtype)
+        return out
+
+
+@contextmanager
+def running_in(dtype: torch.dtype) -> Iterator[None]:
+    """Run in that dtype what runs inside, backward too: custom functions and hooks run user code in there."""
+    owner, name = private.backward_engine()
+    original = getattr(owner, name)
+    mode = WideMode(dtype)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        private.push_function_mode(mode)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            private.pop_function_mode()
+
+    setattr(owner, name, run)
+    try:
+        with mode:
+            yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _widen(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.dtype):
+        return dtype if value in _NARROWER[dtype] else value
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype in _NARROWER[dtype] else value
+    if type(value) in (list, tuple):
+        return type(value)(_widen(item, dtype) for item in value)
+    return value
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def widen(training: Training, dtype: torch.dtype) -> Training:
+    """The training with its models in that dtype, in place, and its batches."""
+    for module in training.modules().values():
+        module.to(dtype)
+    batches: Any = _Batches(training.batches, dtype)
+    return dataclasses.replace(training, batches=batches)
+
+
+class _Batches:
+    """Batches, widened as they are asked for: a loader draws when it draws in the run that is compared."""
+
+    def __init__(self, batches: Any, dtype: torch.dtype) -> None:
+        self._batches, self._dtype = batches, dtype
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_widen_batch(batch, self._dtype) for batch in self._batches)
+
+
+def _widen_batch(batch: Any, dtype: torch.dtype) -> Any:
+    if isinstance(batch, dict):
+        return type(batch)((key, _widen_batch(value, dtype)) for key, value in batch.items())
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(_widen_batch(item, dtype) for item in batch)
+    return _widen(batch, dtype)
