@@ -149,11 +149,11 @@ def main() -> None:
             )
     backend = backends.backend("cpu-bfloat16")
     for name in MODELS:
-        for label, float64 in (("FP32", False), ("float64", True)):
+        for label, wide in (("FP32", torch.float32), ("float64", torch.float64)):
             watch = Watch(ops=False)
             seconds = timed(
-                lambda name=name, watch=watch, float64=float64: runs.run(  # type: ignore[misc]
-                    case(name), backend, watch, neutral=True, float64=float64
+                lambda name=name, watch=watch, wide=wide: runs.run(  # type: ignore[misc]
+                    case(name), backend, watch, neutral=True, wide=wide
                 )
             )
             print(f"reference {label:8} {name:12} {seconds / STEPS * 1e3:8.1f} ms a step, building included")

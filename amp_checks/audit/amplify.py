@@ -178,7 +178,7 @@ def find(amp: list[Value], fp32: list[Value]) -> Amplified | None:
             continue
         error = _relative(value.sample, other.sample)
         errors[place] = error
-        if value.numbers != other.numbers:
+        if len(value.numbers) == len(other.numbers) and value.numbers != other.numbers:
             continue  # another constant in another dtype, as torch.finfo(x.dtype).min, is no error
         floor = max(before, torch.finfo(value.dtype if value.dtype in LOW else torch.float16).eps / 4)
         if error > GROWTH * floor and error > 0.02:

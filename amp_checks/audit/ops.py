@@ -335,7 +335,8 @@ class OpWatch:
 
     def _parameter(self, facts: _Facts, name: str, tensor: Tensor, tensors: list[Tensor], out: Any) -> None:
         watch = self._watch
-        if facts.changes and tensors[0] is not tensor and watch.just_skipped:
+        # Weights that a skipped step has left alone may be copied as often as one likes.
+        if facts.changes and tensors[0] is not tensor and watch.just_skipped and facts.base != "aten::copy_":
             destination = tensors[0]
             if destination.data_ptr() not in self.parameters:
                 self.tell(Kind.AVERAGED, once=True, op=facts.name, parameter=name)

@@ -141,7 +141,7 @@ def _looked_into(case: AuditCase, backend: Backend, evidence: Evidence, mend: Me
         return evidence
     if not evidence.shaken:
         evidence = dataclasses.replace(evidence, shaken=tuple(_shaken(case, backend, evidence)))
-    if measures.are_small(evidence):
+    if measures.are_small(evidence) and not measures.too_coarse(evidence):
         return evidence
     return dataclasses.replace(evidence, amplified=_amplified(case, backend, mend))
 

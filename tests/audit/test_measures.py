@@ -18,7 +18,7 @@ RIGHT = {name: torch.full((4,), float(place + 1), dtype=torch.float64) for place
 
 def _evidence(amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor]) -> Any:
     traces = {name: Trace(gradients=gradients) for name, gradients in (("amp", amp), ("fp32", fp32), ("fp64", RIGHT))}
-    return types.SimpleNamespace(**traces)
+    return types.SimpleNamespace(shaken=(), **traces)
 
 
 def _times(**factors: float) -> dict[str, torch.Tensor]:
@@ -45,11 +45,18 @@ def test_wrong_size(amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor],
     assert found == (factor if factor is None else pytest.approx(factor, rel=0.05))
 
 
+def test_gradients_that_rounding_makes_as_large_have_no_size() -> None:
+    evidence = _evidence(_times(all=16.0), RIGHT)
+    for moved, factor in ((1.5, pytest.approx(16.0, rel=0.05)), (5.0, None)):
+        evidence.shaken = (Trace(gradients=_times(all=moved)),) * 2
+        assert measures.wrong_size(evidence) == factor
+
+
 def test_flushed_elements_do_not_make_gradients_small() -> None:
     long = {"a": torch.ones(1000, dtype=torch.float64)}
     flushed = {"a": long["a"] * (torch.arange(1000) == 0)}
     amp, full = Trace(gradients=flushed), Trace(gradients=long)
-    evidence: Any = types.SimpleNamespace(amp=amp, fp32=full, fp64=full)
+    evidence: Any = types.SimpleNamespace(amp=amp, fp32=full, fp64=full, shaken=())
     assert measures.wrong_size(evidence) is None
 
 

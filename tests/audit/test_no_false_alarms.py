@@ -166,6 +166,26 @@ def averaged(device: str, dtype: torch.dtype) -> Training:
     return Training(model=model, batches=_batches(device), step=step)
 
 
+def hard_target(device: str, dtype: torch.dtype) -> Training:
+    """A target network that is copied from the trained one after each step, skipped or not."""
+    model, scaler = _net(device), _scaler(device, dtype)
+    target = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype):
+            with torch.no_grad():
+                wanted = batch[1] + 0.9 * target(batch[0]).float()
+            loss = nn.functional.mse_loss(model(batch[0]).float(), wanted)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        target.load_state_dict(model.state_dict())
+
+    return Training(model=model, batches=_batches(device), step=step)
+
+
 def checkpointed(device: str, dtype: torch.dtype) -> Training:
     """torch's own checkpointing, both kinds."""
     model, scaler = _net(device), _scaler(device, dtype)
@@ -320,6 +340,7 @@ PROGRAMS: tuple[Build, ...] = (
     gradients_unscaled_for_a_log,
     gradients_changed_alike_at_any_scale,
     averaged,
+    hard_target,
     checkpointed,
     penalised,
     masked_attention,

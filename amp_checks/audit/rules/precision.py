@@ -21,6 +21,7 @@ from amp_checks.audit.measures import (
     ratios,
     reference,
     scale_bias,
+    too_coarse,
     total_error,
     wrong_size,
 )
@@ -74,6 +75,26 @@ def angle_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     yield Found(
         message=f"angles are rounded to 16 bits, and {taken}{at} is off by up to {place.error:.2g} for it",
         severity=None if place.error >= NO_SINE else WARNING,
+        module=place.module,
+        where=place.where,
+        op=place.op,
+        step=0,
+    )
+
+
+@rule(
+    "16-bits-too-coarse",
+    WARNING,
+    remedy="compare what lies around zero (normalise targets, take offsets out of layers), or run that layer in "
+    "float32 (torch.autocast(device_type, enabled=False))",
+)
+def too_coarse_to_compare(evidence: Evidence) -> Iterator[Found]:
+    """A small difference of large values: rounding the weights alone turns the gradients as far."""
+    place = evidence.amplified
+    if place is None or not _finite(evidence) or not too_coarse(evidence):
+        return
+    yield Found(
+        message=f"rounding weights to 16 bits makes gradients {total_error(evidence):.0%} wrong: {place.describe()}",
         module=place.module,
         where=place.where,
         op=place.op,
