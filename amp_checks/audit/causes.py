@@ -16,7 +16,7 @@ from amp_checks.audit.diagnostics import Diagnostic, Severity
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.rules import RULES, judge
 from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.trace import Kind, Trace
 
 Shared = Callable[[Evidence, Diagnostic, Diagnostic], bool]
 Without = Callable[[Mend], Evidence | None]
@@ -115,6 +115,39 @@ def _of_the_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> b
     return placed and loss is not None and worst < _AS_LARGE * loss
 
 
+def _of_a_wrong_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    """The loss is placed, and another one; each step uses what backward gave, and that is not much worse."""
+    del effect
+    losses = measures.first_losses(evidence)
+    if cause.where is None or losses is None or not all(map(_uses_what_it_was_given, (evidence.amp, evidence.fp32))):
+        return False
+    error = abs(losses.amp / losses.exact - 1.0)
+    return error > measures.UNPLACED_ERROR and measures.total_error(evidence) < _AS_LARGE * error
+
+
+def _uses_what_it_was_given(trace: Trace) -> bool:
+    given = trace.given
+    return all(name in given and measures.relative(used, given[name]) < 1e-3 for name, used in trace.gradients.items())
+
+
+def _with_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    """Against runs that depend on the loss scale as well, nothing is left of it."""
+    del cause
+    if evidence.scaled is None:
+        return False
+    alike = dataclasses.replace(evidence, fp32=evidence.scaled, fp64=evidence.scaled)
+    return not judge(alike, rules=[RULES[effect.rule]])
+
+
+def _same_line(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    del evidence
+    return cause.where is not None and cause.where == effect.where
+
+
+def _same_line_as_fault(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    return _same_line(evidence, cause, effect) and cause.severity is not Severity.NOTE
+
+
 def _by_one_factor(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     del cause, effect
     return measures.is_one_factor(evidence)
@@ -144,6 +177,14 @@ LINKS = (
         effects=(*_MEASURED, *_LATER),
         mend=Mend(inner=True),
     ),
+    Link(causes=("inner-gradient-scaled",), effects=("gradients-depend-on-scale",)),
+    Link(causes=("gradients-depend-on-scale",), effects=(*_GRADIENTS, "gradients-underflow"), shared=_with_that_scale),
+    Link(
+        causes=("gradients-depend-on-scale", "scaled-gradients-changed"),
+        effects=("overflow-hidden",),
+        shared=_same_line_as_fault,
+    ),
+    Link(causes=("overflow-hidden",), effects=("scaled-gradients-changed",), shared=_same_line),
     Link(
         causes=("no-loss-scaling", "gradients-underflow"),
         effects=("gradients-underflow", *_GRADIENTS),
@@ -163,6 +204,7 @@ LINKS = (
     Link(causes=("constant-does-not-exist",), effects=("loss-differs",), shared=_lost_where_it_grew),
     Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_same_op),
     Link(causes=("loss-differs",), effects=_GRADIENTS, shared=_of_the_loss),
+    Link(causes=("loss-differs",), effects=("gradients-off-scale",), shared=_of_a_wrong_loss),
     Link(causes=("gradients-off-scale",), effects=("gradients-differ",), shared=_by_one_factor),
     Link(causes=("loss-differs",), effects=("overflow-unseen",), shared=_same_op),
     Link(causes=_NOT_FINITE, effects=_SKIPS, shared=_skipped_with_it),

@@ -33,6 +33,7 @@ class Gradient:
         stepped: its optimizer stepped, or skipped, since it was last zeroed.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
+        rehearsed: it was made infinite, and not zeroed or stepped with since.
         misused: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
         given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
         factors: constants that its loss was multiplied by, since it was last zeroed.
@@ -52,6 +53,7 @@ class Gradient:
     stepped: bool = False
     updated: bool = False
     carried: bool = False
+    rehearsed: bool = False
     misused: bool = False
     given: torch.Tensor | None = None
     factors: tuple[float, ...] = ()
@@ -65,7 +67,7 @@ class Gradient:
         """It was zeroed, or is gone."""
         self.state, self.scale = State.NONE, None
         self.where = self.plain = None
-        self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
+        self.has_plain = self.stepped = self.updated = self.carried = self.misused = self.rehearsed = False
         self.held = self.given = self.before = None
         self.factors = self.multiplied = ()
 

@@ -148,6 +148,26 @@ def wrong_size(evidence: Evidence) -> float | None:
     return factor if far and 4 * sum(alike) >= 3 * len(alike) else None
 
 
+DEPENDENCE = 1e-3
+"""Relative difference that the loss scale alone makes of a gradient in float64, from which it is a finding: rounding
+makes 1e-13 of it, an eps in a denominator 1e-6, a bound or a term meant for unscaled gradients 0.01 to 1."""
+
+
+def worst_dependence(evidence: Evidence) -> tuple[str, float] | None:
+    """The parameter whose gradient, as backward gave it, depends most on the loss scale, and how much; or None.
+
+    What is done to gradients between backward and step is not in it.
+    """
+    plain, scaled = reference(evidence).given, evidence.scaled.given if evidence.scaled is not None else {}
+    pairs = [
+        (name, relative(value, plain[name]))
+        for name, value in scaled.items()
+        if name in plain and plain[name].shape == value.shape
+    ]
+    name, error = max(pairs, key=lambda pair: pair[1], default=("", 0.0))
+    return (name, error) if error > DEPENDENCE else None
+
+
 def is_one_factor(evidence: Evidence) -> bool:
     """Whether the gradients are right but for a factor that they share."""
     factor = 1.0 + (bias(evidence) or 0.0)

@@ -96,6 +96,7 @@ class OpMode(TorchDispatchMode):
         ops = self._ops
         if ops.quiet:
             return func(*args, **kwargs) if kwargs else func(*args)
+        overflowed = ops.overflowed(args)
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except Exception as error:
@@ -104,6 +105,8 @@ class OpMode(TorchDispatchMode):
             raise
         with private.no_function_modes():
             ops.saw(func, args, out)
+            if overflowed:
+                ops.met_overflow(func, args, out)
         return out
 
 
@@ -177,6 +180,17 @@ class OpWatch:
         watch.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
+
+    def overflowed(self, args: tuple[Any, ...]) -> bool:
+        """Whether an op meets an overflow that is rehearsed."""
+        if self._watch.rehearsal.at != self._watch.step:
+            return False
+        with private.no_function_modes():
+            return self._watch.rehearsal.overflowed(args)
+
+    def met_overflow(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """One op met such an overflow."""
+        self._watch.rehearsal.note(args[:1] if self._facts[func].changes else (out,))
 
     def _look(self, facts: _Facts, tensors: list[Tensor], args: tuple[Any, ...], out: Any, *, backward: bool) -> None:
         parameters, gradients, copies, inner = self.parameters, self.gradients, self.copies, self.inner

@@ -157,6 +157,9 @@ def _updated(watch: Watch, original: Method) -> Method:
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
         with watch.quiet_ops():
             result = original(self, *args, **kwargs)
+            follow = watch.scale_to_follow() if self.is_enabled() else None
+            if follow is not None:
+                original(self, new_scale=follow)
         if self.is_enabled():
             watch.updated(self)
         return result
@@ -205,8 +208,11 @@ def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
             create_graph = bool(args[2])
             with watch.backward(roots, accumulates=accumulates, create_graph=create_graph, inputs=inputs) as results:
                 outermost = watch.backward_depth == 1  # what runs inside is given what was mended already
-                with_boost = watch.mend.boosted(args[0]) if accumulates and outermost else args[0]
-                found = original(roots, with_boost, *args[1:], **kwargs)
+                gradients = args[0]
+                if accumulates and outermost:
+                    with watch.quietly():
+                        gradients = watch.rehearsal.seeds(watch.step, roots, watch.mend.boosted(gradients))
+                found = original(roots, gradients, *args[1:], **kwargs)
                 if not accumulates and outermost:
                     found = watch.mend.without_scale(roots, found)
                 results.extend(found or ())
@@ -335,8 +341,8 @@ def _schedulers() -> list[type]:
 
 
 @contextmanager
-def neutral() -> Iterator[None]:
-    """Run a program with every region and every scaler disabled."""
+def neutral(*, scalers: bool = True) -> Iterator[None]:
+    """Run a program with every region and, unless asked otherwise, every scaler disabled."""
     replaced = _Replaced()
 
     def enter(original: Method) -> Method:
@@ -357,7 +363,8 @@ def neutral() -> Iterator[None]:
 
     try:
         replaced.method(torch.autocast, "__enter__", enter)
-        replaced.method(torch.amp.GradScaler, "__init__", init)
+        if scalers:
+            replaced.method(torch.amp.GradScaler, "__init__", init)
         yield
     finally:
         replaced.restore()

@@ -62,6 +62,17 @@ def line(place: Place | None) -> str | None:
     return f"{path}:{place[1]}"
 
 
+def raised_at(error: Exception) -> str | None:
+    """The innermost user line of an error's traceback."""
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if is_user_code(traceback.tb_frame.f_code):
+            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
+        traceback = traceback.tb_next
+    return line(found)
+
+
 @contextmanager
 def tracked_modules(named: Mapping[str, nn.Module], path: list[str]) -> Iterator[None]:
     """Keep in ``path`` the names of the modules whose forward runs; one outside ``named`` goes by its class."""

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 
 from amp_checks import state
-from amp_checks.audit import amplify, measures, origins, patches, widening
+from amp_checks.audit import amplify, dependence, measures, origins, patches, widening
 from amp_checks.audit.amplify import Amplified
+from amp_checks.audit.dependence import Culprit
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.origins import Origins
 from amp_checks.audit.resume import Resumed, resume
 from amp_checks.audit.shaking import SHAKES, Shake
 from amp_checks.audit.start import check_alike, start_of
-from amp_checks.audit.trace import Trace
+from amp_checks.audit.trace import Kind, Trace
 from amp_checks.audit.training import AuditCase, Training, describe, stepper
 from amp_checks.audit.watch import Watch
 from amp_checks.core import Backend, NotEmulated, UsageError
@@ -42,6 +43,8 @@ class Evidence:
         amp: the program as it is.
         fp32: with every region and scaler disabled, and what the program casts to 16 bits by hand in float32.
         fp64: the same in float64; None where the program does not run there, and then ``no_fp64`` says why.
+        scaled: as the reference, but with its scalers, at the loss scales of ``amp``; None where it scales no loss.
+        culprit: the op that makes gradients depend on the loss scale; None where they do not, or no op shows it.
         rehearsal: as ``amp``, with an overflow in the second iteration; None where no enabled scaler scales a loss.
         origins: where the first non-finite values came from; None where all stayed finite.
         resumed: what came back from a checkpoint; None where the case has no ``save``.
@@ -59,6 +62,8 @@ class Evidence:
     rehearsal: Trace | None
     origins: Origins | None
     resumed: Resumed | None
+    scaled: Trace | None = None
+    culprit: Culprit | None = None
     amplified: Amplified | None = None
     angles: Amplified | None = None
     shaken: tuple[Trace, ...] = ()
@@ -102,7 +107,7 @@ def gather(case: AuditCase, backend: Backend) -> Evidence:
             origins=_origins(case, backend, amp),
             resumed=_resumed(case, backend, training, watch),
         )
-        evidence = _looked_into(case, backend, evidence)
+        evidence = _looked_into(case, backend, _scaled(case, backend, evidence))
         return dataclasses.replace(evidence, angles=_angles(case, backend, evidence))
 
 
@@ -203,6 +208,31 @@ def _in_float64(case: AuditCase, backend: Backend, amp: Trace) -> tuple[Trace | 
     return watch.trace, ""
 
 
+def _scaled(case: AuditCase, backend: Backend, evidence: Evidence) -> Evidence:
+    """The evidence, with the run that shows whether gradients depend on the loss scale."""
+    amp = evidence.amp
+    if not amp.scaled or amp.failure is not None:
+        return evidence
+    how: dict[str, Any] = {"neutral": True, "wide": _widest(evidence)}
+    watch = Watch(ops=False, skip=amp.first_real, scales=amp.scales, follow=True)
+    run(case, backend, watch, scaled=True, **how)
+    if watch.trace.failure is not None:
+        return evidence
+    evidence = dataclasses.replace(evidence, scaled=watch.trace)
+    if measures.worst_dependence(evidence) is None:
+        return evidence
+    plain, scaled = _made_in_backward(case, backend, **how), _made_in_backward(case, backend, **how, scaled=True)
+    scale = next(watch.trace.of(Kind.SCALE)).data["scale"]
+    return dataclasses.replace(evidence, culprit=dependence.find(plain, scaled, scale))
+
+
+def _made_in_backward(case: AuditCase, backend: Backend, **how: Any) -> list[dependence.Made]:
+    watch = Watch(ops=False)
+    mode = dependence.BackwardMode(watch)
+    run(case, backend, watch, extra=mode, **how)
+    return mode.made
+
+
 def _origins(case: AuditCase, backend: Backend, amp: Trace) -> Origins | None:
     step = origins.first_trouble(amp)
     if step is None:
@@ -252,11 +282,14 @@ def run(
     watch: Watch,
     *,
     neutral: bool = False,
+    scaled: bool = False,
     wide: torch.dtype | None = None,
     extra: Any = None,
     shake: Shake | None = None,
 ) -> Training:
     """Build and run the case once, watched; what was built is widened and shaken first.
+
+    ``neutral`` disables regions and, unless ``scaled``, scalers.
 
     What the step raises becomes `Trace.failure`; what building raises is a `UsageError`.
     """
@@ -265,7 +298,7 @@ def run(
         # A program that leaves autocast on must not leave it on for the next run.
         stack.callback(state.restore, before)
         if neutral:
-            stack.enter_context(patches.neutral())
+            stack.enter_context(patches.neutral(scalers=not scaled))
         stack.enter_context(patches.watched(watch))
         training = case.training(backend)
         if wide is not torch.float64:

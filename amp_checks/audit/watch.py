@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,8 @@ from amp_checks.audit import hand_scaling, scaling
 from amp_checks.audit.gradients import Book, Gradient, State
 from amp_checks.audit.mending import Mend
 from amp_checks.audit.ops import LOW, OpMode, OpWatch
-from amp_checks.audit.places import is_user_code, line, tracked_modules, user_frame
+from amp_checks.audit.places import line, raised_at, tracked_modules, user_frame
+from amp_checks.audit.rehearsal import Rehearsal
 from amp_checks.audit.trace import Event, Failure, Kind, ParameterFacts, Trace
 from amp_checks.audit.training import Training
 from amp_checks.state import AUTOCAST_DEVICES
@@ -29,9 +30,10 @@ class Watch:
 
     Args:
         ops: watch each op too. Without it only losses, gradients, steps and scales are noted: what a reference needs.
-        overflow_at: iteration in which each gradient of a scaled loss is given an infinity after backward: a rehearsal
-            of a skipped step.
+        overflow_at: iteration in which scaled losses are given infinite gradients, and all that backward leaves are
+            made infinite: a rehearsal of a skipped step.
         skip: for each optimizer, how many of its first steps are to be undone, to follow a run that skipped them.
+        scales: of that run, the loss scale after each update, to be followed too.
         follow: note also what backward gave of each gradient, whatever becomes of it until its step.
         mend: a fault that is undone as the program runs.
     """
@@ -42,6 +44,7 @@ class Watch:
         ops: bool = True,
         overflow_at: int | None = None,
         skip: dict[int, int] | None = None,
+        scales: Sequence[float] = (),
         follow: bool = False,
         mend: Mend | None = None,
     ) -> None:
@@ -56,8 +59,9 @@ class Watch:
         self.op_failed: tuple[Exception, str, tuple[str, ...], str | None, str | None] | None = None
         self.scalers: list[Any] = []
         self._watch_ops = ops
-        self._overflow_at = overflow_at
+        self.rehearsal = Rehearsal(overflow_at)
         self._skip = skip or {}
+        self._scales = scales
         self._regions: list[dict[str, Any]] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._taken: dict[int, int] = {}
@@ -161,9 +165,9 @@ class Watch:
         if self.op_failed is not None and self.op_failed[0] is error:
             _, op, inputs, module, where = self.op_failed
         else:
-            op, inputs, module, where = None, (), None, _raised_at(error)
+            op, inputs, module, where = None, (), None, raised_at(error)
         self.trace.failure = Failure(
-            error=error, step=self.step, op=op, inputs=inputs, where=where or _raised_at(error), module=module
+            error=error, step=self.step, op=op, inputs=inputs, where=where or raised_at(error), module=module
         )
 
     @contextmanager
@@ -269,6 +273,8 @@ class Watch:
             enabled=scaler.is_enabled(),
             plain_at=self._plain(found) if scaler.is_enabled() else None,
             carried=next((gradient.name for gradient in found if gradient.carried), None),
+            rehearsed=any(gradient.rehearsed and gradient.parameter.grad is not None for gradient in found),
+            hidden_at=self.rehearsal.hidden_at(),
         )
         self._stepping, self._stepped_really = optimizer, False
         try:
@@ -293,6 +299,11 @@ class Watch:
         for gradient in found:
             if gradient.parameter.grad is not None and gradient.name in self.trace.parameters:
                 self.trace.parameters[gradient.name].skipped += 1
+
+    def scale_to_follow(self) -> float | None:
+        """What the loss scale that was just updated has to be, or None."""
+        update = len(self.trace.scales)
+        return self._scales[update] if update < len(self._scales) else None
 
     def updated(self, scaler: Any) -> None:
         for gradient in self.book.gradients.values():
@@ -358,7 +369,7 @@ class Watch:
         """``autograd.grad`` gave gradients of parameters: without an optimizer, all that is known of their use."""
         for parameter, result in zip(inputs, results, strict=False):
             for gradient in self.book.of((parameter,)) if result is not None else ():
-                if self._overflow_at == self.step and scale is not None:
+                if self.rehearsal.at == self.step and scale is not None:
                     result.fill_(torch.inf)
                 gradient.handed = (result, scale, self.trace.events[-1].where)
                 if not self._optimizers:
@@ -377,10 +388,8 @@ class Watch:
         data["touched"] = written.touched
         data["carried"], data["onto_unscaled"] = written.carried, written.onto_unscaled
         data["after_update"] = written.after_update
-        if self._overflow_at == self.step and scaled:
-            for gradient in self.book.gradients.values():
-                if gradient.parameter.grad is not None and gradient.state is State.SCALED:
-                    gradient.parameter.grad.fill_(torch.inf)
+        if self.rehearsal.at == self.step and scaled:
+            data["hidden_at"] = self.rehearsal.after_backward(self.book.gradients.values())
         if self._watch_ops:
             self.ops.gradients = self.book.pointers()
 
@@ -555,7 +564,7 @@ class Watch:
     def _after_step(self, found: list[Gradient]) -> None:
         for gradient in found:
             if gradient.parameter.grad is not None:
-                gradient.stepped = True
+                gradient.stepped, gradient.rehearsed = True, False
                 gradient.updated = gradient.carried = False
                 if gradient.state is State.SCALED:
                     gradient.state = State.UNSCALED
@@ -582,14 +591,3 @@ class Watch:
 
     def saved(self, *, optimizer: bool, scaler: bool) -> None:
         self.tell(Kind.SAVED, optimizer=optimizer, scaler=scaler)
-
-
-def _raised_at(error: Exception) -> str | None:
-    """The innermost user line of an error's traceback."""
-    found = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        if is_user_code(traceback.tb_frame.f_code):
-            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
-        traceback = traceback.tb_next
-    return line(found)

@@ -6,6 +6,7 @@ In float64, float32 is narrower too; in float32, what the program casts to 16 bi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
 _SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
+_OF_SCALERS = ("scale", "unscale_", "update", "_check_inf_per_device")
+"""Methods of `torch.amp.GradScaler` whose own arithmetic stays in float32: its kernels take nothing else."""
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 
@@ -74,6 +77,8 @@ def running_in(dtype: torch.dtype) -> Iterator[None]:
     """Run in that dtype what runs inside, backward too: custom functions and hooks run user code in there."""
     owner, name = private.backward_engine()
     original = getattr(owner, name)
+    scaler: Any = torch.amp.GradScaler
+    methods = {method: getattr(scaler, method) for method in _OF_SCALERS}
     mode = WideMode(dtype)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -84,11 +89,24 @@ def running_in(dtype: torch.dtype) -> Iterator[None]:
             private.pop_function_mode()
 
     setattr(owner, name, run)
+    for method, function in methods.items():
+        setattr(scaler, method, _as_it_is(function))
     try:
         with mode:
             yield
     finally:
         setattr(owner, name, original)
+        for method, function in methods.items():
+            setattr(scaler, method, function)
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with private.no_function_modes():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _widen(value: Any, dtype: torch.dtype) -> Any:

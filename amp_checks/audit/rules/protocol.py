@@ -102,6 +102,28 @@ def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
         yield found
 
 
+@rule(
+    "gradients-depend-on-scale",
+    ERROR,
+    remedy="divide gradients of a scaled loss by scaler.get_scale() before they are used, or multiply what they meet "
+    "by it; better, change them after scaler.unscale_(optimizer)",
+)
+def gradients_depend_on_scale(evidence: Evidence) -> Iterator[Found]:
+    """Hooks, custom functions and later losses that meet scaled gradients must know it: a bound, a norm, a term."""
+    found = measures.worst_dependence(evidence)
+    if found is None:
+        return
+    name, error = found
+    culprit = evidence.culprit
+    by = f": {culprit.op} takes scaled gradients, in backward, for unscaled ones" if culprit is not None else ""
+    yield Found(
+        message=f"the loss scale alone changes the unscaled gradient of {name} by {100 * error:.2g} %{by}",
+        where=culprit.where if culprit is not None else None,
+        op=culprit.op if culprit is not None else None,
+        module=name if culprit is None else None,
+    )
+
+
 @rule("gradients-changed-late", WARNING, remedy="change gradients before scaler.step(optimizer)")
 def gradients_changed_late(evidence: Evidence) -> Iterator[Found]:
     """After the step nothing reads them any more."""
@@ -222,6 +244,26 @@ def overflow_applied(evidence: Evidence) -> Iterator[Found]:
         if not facts.finite:
             yield Found(message=f"a rehearsed overflow reaches the weights: {name} is not finite", module=name)
             return
+
+
+@rule(
+    "overflow-hidden",
+    ERROR,
+    remedy="leave gradients that are not finite as they are: the scaler then skips the step, and lowers the scale",
+)
+def overflow_hidden(evidence: Evidence) -> Iterator[Found]:
+    """A step with gradients that are made up is taken, and the loss scale that made them overflow stays."""
+    trace = evidence.rehearsal
+    if trace is None:
+        return
+    for event in trace.of(Kind.BACKWARD):
+        if event.data.get("hidden_at"):
+            message = "of a rehearsed overflow nothing is left after backward: the scaler cannot see it"
+            yield Found(message=message, where=event.data["hidden_at"], step=event.step)
+    for event in trace.of(Kind.SCALER_STEP):
+        if event.data["enabled"] and event.data["rehearsed"] and not event.data["skipped"]:
+            message = "a rehearsed overflow is replaced by finite numbers before the scaler sees it: the step is taken"
+            yield Found(message=message, where=event.data["hidden_at"] or event.where, step=event.step)
 
 
 @rule(

@@ -1,0 +1,96 @@
+"""Whether gradients depend on the loss scale, and which op is to blame: float64 with the scaler and without.
+
+Backward is linear: with nothing rounded, the loss scale alone must not show in unscaled gradients. Where it does, a
+hook or a custom function takes scaled gradients for unscaled ones: a bound, a term that is added, a norm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_checks import _torch_private as private
+from amp_checks.audit.places import Place, line, user_frame
+
+if TYPE_CHECKING:
+    from amp_checks.audit.watch import Watch
+
+_POWERS = (1, 0, -1, 2, -2)
+"""What the loss scale may be raised to in what user code computes on its way: a norm, its inverse, squares of it."""
+_SAME = 1e-5
+"""Relative difference of what is the same: float32's rounding of an inverse scale that is no power of two."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The op, in user code that runs in backward, at which gradients stop to follow the loss scale; ``where``: line."""
+
+    op: str
+    where: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What one op of user code made in backward, in float64."""
+
+    op: str
+    where: str | None
+    value: Tensor
+
+
+class BackwardMode(TorchDispatchMode):
+    """Records what user code makes while the first iteration's backward runs: hooks, custom functions."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[Made] = []
+        self._watch = watch
+        self._starts_at: Place | None = None
+        watch.on_backward_start = self._starts
+
+    def _starts(self, roots: Any) -> None:
+        del roots
+        self._starts_at = user_frame()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        watch = self._watch
+        if watch.step == 0 and watch.backward_depth and not watch.ops.quiet and not private.is_aliasing(func):
+            place = user_frame()
+            if place != self._starts_at:
+                with private.no_function_modes():
+                    self._record(func, args, out, place)
+        return out
+
+    def _record(self, func: Any, args: tuple[Any, ...], out: Any, place: Place | None) -> None:
+        changed = args[0] if private.is_mutating(func) else out
+        first = changed[0] if isinstance(changed, tuple | list) and changed else changed
+        if isinstance(first, Tensor) and first.is_floating_point() and first.layout is torch.strided:
+            value = first.detach().to(device="cpu", dtype=torch.float64, copy=True)
+            self.made.append(Made(op=func.name(), where=line(place), value=value))
+
+
+def find(plain: list[Made], scaled: list[Made], scale: float) -> Culprit | None:
+    """The first op whose output no power of the loss scale turns into that of the run without scaler, or None.
+
+    Where each step by itself does (a sign forgets all sizes), it is the last op that gradients went through.
+    """
+    last = None
+    for ours, theirs in zip(scaled, plain, strict=False):
+        if (ours.op, ours.where) != (theirs.op, theirs.where) or ours.value.shape != theirs.value.shape:
+            break
+        last = Culprit(op=ours.op, where=ours.where)
+        if not any(_is_same(ours.value, theirs.value * scale**power) for power in _POWERS):
+            return last
+    return last
+
+
+def _is_same(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).norm() <= _SAME * expected.norm())

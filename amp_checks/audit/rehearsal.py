@@ -1,0 +1,81 @@
+"""A rehearsed overflow: gradients are infinite in one iteration, as they are when the loss scale is too large.
+
+A scaled loss starts from an infinite gradient, so that hooks and custom functions meet it as they would; whatever they
+leave is made infinite after backward, so that what follows meets it too. What turns it into finite numbers hides it
+from the scaler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_checks.audit import scaling
+from amp_checks.audit.gradients import Gradient, State
+from amp_checks.audit.places import Place, line, user_frame
+
+
+class Rehearsal:
+    """The overflow of a run.
+
+    Args:
+        at: iteration in which gradients overflow; None: they never do.
+    """
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self._starts_at: Place | None = None
+        self._hidden_at: Place | None = None
+        self._in_backward = False
+
+    def seeds(self, step: int, roots: Any, gradients: Any) -> Any:
+        """What the backward of these losses starts from; called from the user's line."""
+        if step != self.at or all(scaling.scale_of(root) is None for root in roots):
+            return gradients
+        self._starts_at, self._in_backward, self._hidden_at = user_frame(), True, None
+        return tuple(None if gradient is None else gradient * torch.inf for gradient in gradients)
+
+    def after_backward(self, gradients: Iterable[Gradient]) -> str | None:
+        """Make all scaled gradients infinite.
+
+        Returns:
+            Where user code in backward made finite numbers of infinite ones, if nothing else was left of any; or None.
+        """
+        self._in_backward = False
+        hidden = True
+        for gradient in gradients:
+            value = gradient.parameter.grad
+            if value is None or gradient.state is not State.SCALED:
+                continue
+            hidden = hidden and _is_finite(value)
+            value.fill_(torch.inf)
+            gradient.rehearsed = True
+        where, self._hidden_at = self._hidden_at, None
+        return line(where) if hidden else None
+
+    def hidden_at(self) -> str | None:
+        """The user's line that last made finite numbers of infinite ones, since backward."""
+        return line(self._hidden_at)
+
+    def overflowed(self, values: Any) -> bool:
+        """Whether an op is given what is not finite."""
+        return any(not _is_finite(value) for value in _floating(values))
+
+    def note(self, changed: Any) -> None:
+        """An op was given what is not finite: what it made or changed."""
+        place = user_frame()
+        made = _floating(changed)
+        in_torch = self._in_backward and place == self._starts_at
+        if made and not in_torch and all(map(_is_finite, made)):
+            self._hidden_at = place
+
+
+def _floating(values: Any) -> list[Tensor]:
+    return [value for value in scaling.tensors(values) if value.is_floating_point()]
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool((value.coalesce().values() if value.is_sparse else value).isfinite().all())
