@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
-from amp_checks.audit.ops import LOW, is_of_angle
+from amp_checks.audit.ops import LOW, MOVES, is_of_angle
 from amp_checks.audit.places import line, tracked_modules, user_frame
 from amp_checks.audit.trace import Kind
 
@@ -32,14 +32,6 @@ _ANGLE_ERROR = 32.0
 """Error in eps from which the sine of an angle is wrong: 0.25 in bfloat16, 0.03 in float16."""
 _LOST_ANGLES = 0.01
 """Share of wrong ones from which angles are lost: of 1024 rotary positions 4 % in float16, 7 % in bfloat16."""
-_MOVES = frozenset(
-    f"aten::{name}"
-    for name in (
-        "cat", "stack", "clone", "copy_", "index", "index_select", "embedding", "gather", "repeat", "flip", "view",
-        "_unsafe_view", "reshape",
-    )
-)  # fmt: skip
-"""Ops that round nothing: they hand on what another op rounded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +132,7 @@ class ValueMode(TorchDispatchMode):
                 module=self._modules[-1] if self._modules else None,
                 where=line(user_frame(3)),
                 dtype=first.dtype,
-                sample=_sample(flat).double(),
+                sample=sample(flat).double(),
                 parents=parents,
                 numbers=tuple(number for value in args if (number := self._number(value)) is not None),
                 cast=func.name() == "aten::_to_copy",
@@ -158,8 +150,8 @@ class ValueMode(TorchDispatchMode):
         return float(value.item()) if value.untyped_storage().data_ptr() not in self._made else None
 
 
-def _sample(flat: Tensor) -> Tensor:
-    """Up to `SAMPLE` elements, in steps of the golden ratio: no step may fall in with the rows of a matrix."""
+def sample(flat: Tensor) -> Tensor:
+    """Up to `SAMPLE` elements of one dimension, in steps of the golden ratio: none may fall in with a matrix's rows."""
     count = flat.numel()
     if count <= SAMPLE:
         return flat.clone()
@@ -238,7 +230,7 @@ def _amplified(amp: list[Value], place: int, error: float) -> Amplified:
     seen = [place]
     while seen:
         now = seen.pop()
-        rounds = amp[now].dtype in LOW and not amp[now].cast and _base(amp[now].op) not in _MOVES
+        rounds = amp[now].dtype in LOW and not amp[now].cast and _base(amp[now].op) not in MOVES
         if rounds and (now != place or not amp[now].parents):
             rounding = now
             break

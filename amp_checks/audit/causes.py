@@ -131,12 +131,21 @@ def _uses_what_it_was_given(trace: Trace) -> bool:
 
 
 def _with_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    """Against runs that depend on the loss scale as well, nothing is left of it."""
+    """Against a reference that depends on the loss scale as well, nothing is left of it."""
     del cause
-    if evidence.scaled is None:
-        return False
-    alike = dataclasses.replace(evidence, fp32=evidence.scaled, fp64=evidence.scaled)
-    return not judge(alike, rules=[RULES[effect.rule]])
+    return not judge(_referred_to_scaled(evidence), rules=[RULES[effect.rule]])
+
+
+def _referred_to_scaled(evidence: Evidence) -> Evidence:
+    """The evidence, with a reference that depends on the loss scale as the program does; FP32's own error stays."""
+    scaled, exact, full = evidence.scaled, measures.reference(evidence), evidence.fp32
+    assert scaled is not None
+    own = {
+        name: value + full.gradients[name] - exact.gradients[name]
+        for name, value in scaled.gradients.items()
+        if name in full.gradients and name in exact.gradients
+    }
+    return dataclasses.replace(evidence, fp32=dataclasses.replace(full, gradients=own), fp64=scaled)
 
 
 def _same_line(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
@@ -221,7 +230,7 @@ def explain(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -
     A cause is as severe as the worst of its effects. ``without`` gives the evidence of a run in which a fault is
     undone.
     """
-    found = [*found, *_hidden(found, without)]
+    found = [*found, *_hidden(found, evidence, without)]
     parents: dict[int, int] = {}
     for link in LINKS:
         for place in range(len(found)):
@@ -245,9 +254,11 @@ def explain(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -
     return _in_order(found, parents)
 
 
-def _hidden(found: Sequence[Diagnostic], without: Without) -> Iterator[Diagnostic]:
+def _hidden(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -> Iterator[Diagnostic]:
     """What is measured only once a fault is undone: one too small and one too large may look right together."""
     rules = {one.rule for one in found}
+    if "gradients-depend-on-scale" in rules:
+        yield from judge(_referred_to_scaled(evidence), rules=[RULES[rule] for rule in _GRADIENTS if rule not in rules])
     for link in LINKS:
         if link.mend is None or link.mend.boost != 1.0 or not rules & set(link.causes):
             continue

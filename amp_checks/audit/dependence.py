@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import _torch_private as private
+from amp_checks.audit.amplify import sample
 from amp_checks.audit.places import Place, line, user_frame
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Culprit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What one op of user code made in backward, in float64."""
+    """What one op of user code made in backward, or a sample of it, in float64."""
 
     op: str
     where: str | None
@@ -73,7 +74,7 @@ class BackwardMode(TorchDispatchMode):
         changed = args[0] if private.is_mutating(func) else out
         first = changed[0] if isinstance(changed, tuple | list) and changed else changed
         if isinstance(first, Tensor) and first.is_floating_point() and first.layout is torch.strided:
-            value = first.detach().to(device="cpu", dtype=torch.float64, copy=True)
+            value = sample(first.detach().reshape(-1)).to(device="cpu", dtype=torch.float64)
             self.made.append(Made(op=func.name(), where=line(place), value=value))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,14 @@ _PRODUCTS = {
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
 _SCALING = {"aten::mul", "aten::div", "aten::_foreach_mul", "aten::_foreach_div"}
+MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "cat", "stack", "clone", "copy_", "index", "index_select", "embedding", "gather", "repeat", "flip", "view",
+        "_unsafe_view", "reshape",
+    )
+)  # fmt: skip
+"""Ops that change no value: they hand on what another op made."""
 _OF_ANGLES = {f"aten::{name}" for name in ("sin", "cos", "tan", "polar", "sin_", "cos_")}
 _SCALAR = "aten::scalar_tensor"
 """What a Python number becomes where an op takes it as a tensor (``where``)."""
@@ -82,6 +91,10 @@ def _undoes(facts: _Facts, args: tuple[Any, ...], scale: float | None) -> bool:
     return math.isclose(factor if "div" in facts.base else 1 / factor, scale, rel_tol=1e-3)
 
 
+def _is_read(event: Event, op: str, where: str | None) -> bool:
+    return event.kind is Kind.GRADIENT_READ and event.where == where and event.data["op"] == op
+
+
 class OpMode(TorchDispatchMode):
     """Hands each op to `OpWatch`, unless the watch wants quiet."""
 
@@ -128,6 +141,8 @@ class OpWatch:
         self.gradients: dict[int, Gradient] = {}
         self.copies: dict[int, tuple[str, Tensor, int]] = {}
         self.rewritten: dict[str, tuple[int, str | None]] = {}
+        self._meets_gradient = False
+        self.derived: dict[int, tuple[Tensor, dict[tuple[str, Place | None], None]]] = {}
         self.inner: dict[int, tuple[Tensor, float]] = {}
         self._factors: dict[int, tuple[float, ...]] = {}
         self._carried: dict[int, tuple[Tensor, int]] = {}
@@ -148,6 +163,8 @@ class OpWatch:
 
     def end_step(self) -> None:
         """An iteration ended: read the extremes that were left on the device."""
+        self.replaced(self.gradients.values())
+        self.derived.clear()
         if not self._extremes:
             return
         values = torch.stack([value.float() for _, *pair in self._extremes for value in pair]).tolist()
@@ -177,6 +194,7 @@ class OpWatch:
             self._look(facts, tensors, args, out, backward=backward)
             if not backward:
                 self._multiplied(facts, tensors, args, out)
+                self._derive(facts, tensors, out)
         watch.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
@@ -372,6 +390,7 @@ class OpWatch:
             written = facts.base.startswith("aten::_foreach") or tensors[0] is tensor
         else:
             written = False
+        self._meets_gradient = gradient.state is State.SCALED
         if gradient.state is State.PLAIN and (by := hand_scaling.factor(facts.base, args)) is not None:
             gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
         if written and gradient.state is State.SCALED and not gradient.stepped:
@@ -380,6 +399,34 @@ class OpWatch:
             self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
         elif not written and gradient.state is State.SCALED and not _undoes(facts, args, gradient.scale):
             self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
+
+    def _derive(self, facts: _Facts, tensors: list[Tensor], out: Any) -> None:
+        """Note what is made of gradients, by which ops: the program may put it in their place."""
+        meets, self._meets_gradient = self._meets_gradient, False
+        if not tensors or not (meets or self.derived):
+            return
+        before = [found for tensor in tensors if (found := self.derived.get(tensor.untyped_storage().data_ptr()))]
+        made = tensors[0] if facts.changes else out
+        whole = isinstance(made, Tensor) and made.numel() >= min(tensor.numel() for tensor in tensors)
+        if whole and (meets or before):
+            makers = {maker: None for _, earlier in before for maker in earlier} | {(facts.name, user_frame(5)): None}
+            self.derived[made.untyped_storage().data_ptr()] = (made, makers)
+
+    def replaced(self, gradients: Iterable[Gradient]) -> None:
+        """Tell of scaled gradients in whose place the program has put what it made of them."""
+        known = {id(gradient): address for address, gradient in self.gradients.items()}
+        for gradient in gradients:
+            now = gradient.parameter.grad
+            if now is None or gradient.state is not State.SCALED or gradient.stepped or not self.derived:
+                continue
+            if now.data_ptr() == known.get(id(gradient)):
+                continue
+            for op, frame in self.derived.get(now.untyped_storage().data_ptr(), (now, {}))[1]:
+                events = self._watch.trace.events
+                events[:] = [one for one in events if not _is_read(one, op, line(frame))]
+                if op.partition(".")[0] not in MOVES:
+                    gradient.misused = True
+                    self.tell(Kind.GRADIENT_WRITTEN, once=True, frame=frame, op=op, late=False)
 
     def rewrote(self, name: str, where: str | None) -> None:
         """A parameter was written to while casts of it may be kept."""
@@ -416,9 +463,9 @@ class OpWatch:
             self.tell(Kind.CARRIED_STATE, once=True, op=facts.name, dtype=out.dtype, shape=tuple(out.shape))
         self._carried[out.data_ptr()] = (out, step)
 
-    def tell(self, kind: Kind, *, once: bool = False, **data: Any) -> None:
-        """Note an event at the user's line; ``once``: only the first of its kind at that line."""
-        frame = user_frame(5)
+    def tell(self, kind: Kind, *, once: bool = False, frame: Place | None = None, **data: Any) -> None:
+        """Note an event at that line, or the user's; ``once``: only the first of its kind there."""
+        frame = frame or user_frame(5)
         if once:
             key = (kind, frame, data.get("constant"), data.get("op"))
             if key in self._told:

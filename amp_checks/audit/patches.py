@@ -139,7 +139,7 @@ def _unscaled(watch: Watch, original: Method) -> Method:
         with watch.quiet_ops():
             result = original(self, optimizer)
         if by_user:
-            watch.unscaled(optimizer)
+            watch.unscaled(self, optimizer)
         return result
 
     return replacement

@@ -56,9 +56,16 @@ class Rehearsal:
         where, self._hidden_at = self._hidden_at, None
         return line(where) if hidden else None
 
-    def hidden_at(self) -> str | None:
-        """The user's line that last made finite numbers of infinite ones, since backward."""
-        return line(self._hidden_at)
+    def seen(self, gradients: Iterable[Gradient], infinite: bool) -> dict[str, Any]:
+        """What an event tells of gradients that a scaler has looked at, and of which it found some ``infinite`` or not.
+
+        ``hidden``: they were infinite; ``hidden_at``: the line of user code that last made finite numbers of infinite
+        ones, since backward.
+        """
+        were = [gradient for gradient in gradients if gradient.rehearsed and gradient.parameter.grad is not None]
+        for gradient in were:
+            gradient.rehearsed = False
+        return {"hidden": bool(were) and not infinite, "hidden_at": line(self._hidden_at)}
 
     def overflowed(self, values: Any) -> bool:
         """Whether an op is given what is not finite."""

@@ -247,12 +247,14 @@ class Watch:
             self._twice = self._twice or already is not None
             self.tell(Kind.SCALE, dtype=self.ops.computed_in(found[0]) if found else None, scale=scale, already=already)
 
-    def unscaled(self, optimizer: Any) -> None:
+    def unscaled(self, scaler: Any, optimizer: Any) -> None:
         found = self._gradients_of(optimizer)
+        self.ops.replaced(found)
         for gradient in found:
             if gradient.parameter.grad is not None:
                 gradient.state = State.UNSCALED
-        self.tell(Kind.UNSCALE, optimizer=self.number(optimizer), plain_at=self._plain(found))
+        data = self.tell(Kind.UNSCALE, optimizer=self.number(optimizer), plain_at=self._plain(found))
+        data |= self.rehearsal.seen(found, private.unscaled_found_inf(scaler, optimizer))
 
     @staticmethod
     def _plain(found: list[Gradient]) -> str | None:
@@ -266,6 +268,7 @@ class Watch:
     def scaler_steps(self, scaler: Any, optimizer: Any) -> Iterator[None]:
         number = self.number(optimizer)
         found = self._gradients_of(optimizer)
+        self.ops.replaced(found)
         data = self.tell(
             Kind.SCALER_STEP,
             optimizer=number,
@@ -273,8 +276,6 @@ class Watch:
             enabled=scaler.is_enabled(),
             plain_at=self._plain(found) if scaler.is_enabled() else None,
             carried=next((gradient.name for gradient in found if gradient.carried), None),
-            rehearsed=any(gradient.rehearsed and gradient.parameter.grad is not None for gradient in found),
-            hidden_at=self.rehearsal.hidden_at(),
         )
         self._stepping, self._stepped_really = optimizer, False
         try:
@@ -286,6 +287,7 @@ class Watch:
             return
         skipped = private.unscaled_found_inf(scaler, optimizer)
         data["skipped"] = skipped
+        data |= self.rehearsal.seen(found, skipped)
         self._stepped.append(number)
         if skipped:
             self._skipped(number, found)
@@ -349,6 +351,7 @@ class Watch:
                         self._losses.append((self.step, loss.detach().clone(), scale or 1.0))
                 self.on_backward_start(roots)
             if accumulates:
+                self.ops.replaced(self.book.gradients.values())
                 self.book.before_backward()
         self.backward_depth += 1
         try:
@@ -391,7 +394,7 @@ class Watch:
         if self.rehearsal.at == self.step and scaled:
             data["hidden_at"] = self.rehearsal.after_backward(self.book.gradients.values())
         if self._watch_ops:
-            self.ops.gradients = self.book.pointers()
+            self.ops.gradients, self.ops.derived = self.book.pointers(), {}
 
     # Optimizers.
 
