@@ -137,15 +137,20 @@ def _with_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) 
 
 
 def _referred_to_scaled(evidence: Evidence) -> Evidence:
-    """The evidence, with a reference that depends on the loss scale as the program does; FP32's own error stays."""
-    scaled, exact, full = evidence.scaled, measures.reference(evidence), evidence.fp32
+    """The evidence, with a reference that depends on the loss scale as the program does; what is off it stays so."""
+    scaled, exact = evidence.scaled, measures.reference(evidence).gradients
     assert scaled is not None
-    own = {
-        name: value + full.gradients[name] - exact.gradients[name]
-        for name, value in scaled.gradients.items()
-        if name in full.gradients and name in exact.gradients
-    }
-    return dataclasses.replace(evidence, fp32=dataclasses.replace(full, gradients=own), fp64=scaled)
+
+    def moved(trace: Trace) -> Trace:
+        gradients = {
+            name: value + trace.gradients[name] - exact[name]
+            for name, value in scaled.gradients.items()
+            if name in trace.gradients and name in exact
+        }
+        return dataclasses.replace(trace, gradients=gradients)
+
+    shaken = tuple(map(moved, evidence.shaken))
+    return dataclasses.replace(evidence, fp32=moved(evidence.fp32), fp64=scaled, shaken=shaken)
 
 
 def _same_line(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:

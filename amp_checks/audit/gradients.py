@@ -33,14 +33,14 @@ class Gradient:
         stepped: its optimizer stepped, or skipped, since it was last zeroed.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
-        rehearsed: it was made infinite, and not zeroed or stepped with since.
+        rehearsed: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
         misused: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
         given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
         factors: constants that its loss was multiplied by, since it was last zeroed.
         multiplied: constants that it was multiplied by itself since its last backward, each with whether in place.
         handed: what ``autograd.grad`` gave of it last, its loss scale or None, and the line; a program may assign it.
         before: what was there before the backward that runs.
-        held, version: the tensor as it was last seen: kept, so that its memory is not given to another.
+        held, memory, version: the tensor as it was last seen; its memory is kept, so that it is not given to another.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Gradient:
     multiplied: tuple[tuple[float, bool], ...] = ()
     handed: tuple[torch.Tensor, float | None, str | None] | None = None
     held: torch.Tensor | None = None
+    memory: torch.Tensor | None = None
     before: torch.Tensor | None = None
     version: int = -1
 
@@ -67,8 +68,8 @@ class Gradient:
         """It was zeroed, or is gone."""
         self.state, self.scale = State.NONE, None
         self.where = self.plain = None
-        self.has_plain = self.stepped = self.updated = self.carried = self.misused = self.rehearsed = False
-        self.held = self.given = self.before = None
+        self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
+        self.held = self.memory = self.given = self.before = None
         self.factors = self.multiplied = ()
 
     def adopt(self) -> None:
@@ -85,6 +86,23 @@ class Gradient:
         self.scale = scale
         if scale is None:
             self.has_plain, self.plain = True, where
+
+    def was_zeroed(self) -> bool:
+        """Whether there is nothing in it, though something else was there when it was last seen."""
+        now = self.parameter.grad
+        if now is None:
+            return True
+        moved = now.layout is torch.strided and self.memory is not None and now.data_ptr() != self.memory.data_ptr()
+        return (now is not self.held or private.version_of(now) != self.version or moved) and self.is_zero()
+
+    def is_zero(self) -> bool:
+        """Whether it is there, and holds nothing but zeros."""
+        now = self.parameter.grad
+        return now is not None and not bool((now.coalesce().values() if now.is_sparse else now).any())
+
+    def hold(self, now: torch.Tensor) -> None:
+        """Note that this is there."""
+        self.held, self.memory, self.version = now, now.detach(), private.version_of(now)
 
     def note_before(self, now: torch.Tensor | None) -> None:
         """Keep what is there before a backward."""
@@ -144,18 +162,22 @@ class Book:
             if gradient.held is not None and gradient.held.layout is torch.strided
         }
 
+    def forget_given(self) -> None:
+        """What backward gave is not known."""
+        for gradient in self.gradients.values():
+            gradient.given = None
+
     def before_backward(self) -> None:
         """Note what is there already."""
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
             if self.follows:
                 gradient.note_before(now)
-            if now is None:
-                if gradient.state is not State.NONE or gradient.held is not None:
-                    gradient.reset()
-            else:
-                gradient.held = now
-                gradient.version = private.version_of(now)
+            if gradient.was_zeroed():
+                gradient.reset()
+                gradient.rehearsed = False
+            if now is not None:
+                gradient.hold(now)
 
     def after_backward(
         self,
@@ -175,9 +197,10 @@ class Book:
         carried = onto_unscaled = after_update = None
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
-            if now is None:
+            if now is None or (now is gradient.held and private.version_of(now) == gradient.version):
                 continue
-            if now is gradient.held and private.version_of(now) == gradient.version:
+            if gradient.stepped and gradient.is_zero():  # it was stepped with, and zeroed, while backward ran
+                gradient.reset()
                 continue
             touched += 1
             if self.follows:
@@ -199,6 +222,6 @@ class Book:
                 gradient.has_plain = True
                 gradient.plain = gradient.plain or where
             gradient.updated = False
-            gradient.held = now
+            gradient.hold(now)
             gradient.factors, gradient.multiplied = factors, ()
         return Written(touched=touched, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update)

@@ -156,13 +156,19 @@ makes 1e-13 of it, an eps in a denominator 1e-6, a bound or a term meant for uns
 def worst_dependence(evidence: Evidence) -> tuple[str, float] | None:
     """The parameter whose gradient, as backward gave it, depends most on the loss scale, and how much; or None.
 
-    What is done to gradients between backward and step is not in it.
+    What is done to gradients between backward and step is not in it. A gradient that is zero in exact arithmetic (a
+    bias before a normalisation) is all rounding error, which need not be small: a hook may have normalised it.
     """
-    plain, scaled = reference(evidence).given, evidence.scaled.given if evidence.scaled is not None else {}
+    plain, full = reference(evidence).given, evidence.fp32.given
+    scaled = evidence.scaled.given if evidence.scaled is not None else {}
+    least = 1e-6 * max((value.norm().item() for value in plain.values()), default=0.0)
     pairs = [
         (name, relative(value, plain[name]))
         for name, value in scaled.items()
-        if name in plain and plain[name].shape == value.shape
+        if name in plain
+        and plain[name].shape == value.shape
+        and max(value.norm().item(), plain[name].norm().item()) > least
+        and relative(full.get(name, plain[name]), plain[name]) < 0.5
     ]
     name, error = max(pairs, key=lambda pair: pair[1], default=("", 0.0))
     return (name, error) if error > DEPENDENCE else None

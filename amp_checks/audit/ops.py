@@ -91,6 +91,19 @@ def _undoes(facts: _Facts, args: tuple[Any, ...], scale: float | None) -> bool:
     return math.isclose(factor if "div" in facts.base else 1 / factor, scale, rel_tol=1e-3)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Derived:
+    """What is made of scaled gradients: kept, with the ops that made it and their lines, and with the loss scale."""
+
+    tensor: Tensor
+    makers: dict[tuple[str, Place | None], None]
+    scale: float | None
+
+
+def _is_move(op: str) -> bool:
+    return op.partition(".")[0] in MOVES
+
+
 def _is_read(event: Event, op: str, where: str | None) -> bool:
     return event.kind is Kind.GRADIENT_READ and event.where == where and event.data["op"] == op
 
@@ -141,8 +154,8 @@ class OpWatch:
         self.gradients: dict[int, Gradient] = {}
         self.copies: dict[int, tuple[str, Tensor, int]] = {}
         self.rewritten: dict[str, tuple[int, str | None]] = {}
-        self._meets_gradient = False
-        self.derived: dict[int, tuple[Tensor, dict[tuple[str, Place | None], None]]] = {}
+        self._meets_gradient: float | None = None
+        self.derived: dict[int, _Derived] = {}
         self.inner: dict[int, tuple[Tensor, float]] = {}
         self._factors: dict[int, tuple[float, ...]] = {}
         self._carried: dict[int, tuple[Tensor, int]] = {}
@@ -194,7 +207,7 @@ class OpWatch:
             self._look(facts, tensors, args, out, backward=backward)
             if not backward:
                 self._multiplied(facts, tensors, args, out)
-                self._derive(facts, tensors, out)
+                self._derive(facts, tensors, args, out)
         watch.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if watch.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
@@ -331,7 +344,12 @@ class OpWatch:
         return self._factors.get(loss.data_ptr(), ()) if loss is not None else ()
 
     def computed_in(self, loss: Tensor) -> torch.dtype:
-        """The dtype a loss was computed in: its own, or that of what it was cast from at last."""
+        """The dtype a loss was computed in: its own, or that of what it was cast from at last.
+
+        What is no single number is no loss yet, but what a model puts out: its own.
+        """
+        if loss.numel() != 1:
+            return loss.dtype
         try:
             made = self.made.get(loss.data_ptr())
         except RuntimeError:
@@ -390,27 +408,37 @@ class OpWatch:
             written = facts.base.startswith("aten::_foreach") or tensors[0] is tensor
         else:
             written = False
-        self._meets_gradient = gradient.state is State.SCALED
+        self._meets_gradient = gradient.scale if gradient.state is State.SCALED else None
         if gradient.state is State.PLAIN and (by := hand_scaling.factor(facts.base, args)) is not None:
             gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
+        if written and gradient.stepped and gradient.is_zero():
+            gradient.reset()
+            return
         if written and gradient.state is State.SCALED and not gradient.stepped:
             gradient.misused = True
         if written and (gradient.stepped or gradient.state is State.SCALED):
             self.tell(Kind.GRADIENT_WRITTEN, once=True, op=facts.name, late=gradient.stepped)
+        elif facts.base in MOVES:
+            return  # what is done with the copy tells
         elif not written and gradient.state is State.SCALED and not _undoes(facts, args, gradient.scale):
             self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
 
-    def _derive(self, facts: _Facts, tensors: list[Tensor], out: Any) -> None:
-        """Note what is made of gradients, by which ops: the program may put it in their place."""
-        meets, self._meets_gradient = self._meets_gradient, False
-        if not tensors or not (meets or self.derived):
+    def _derive(self, facts: _Facts, tensors: list[Tensor], args: tuple[Any, ...], out: Any) -> None:
+        """Note what is made of scaled gradients, by which ops: the program may put it in their place."""
+        scale, self._meets_gradient = self._meets_gradient, None
+        if not tensors or not (scale is not None or self.derived):
             return
         before = [found for tensor in tensors if (found := self.derived.get(tensor.untyped_storage().data_ptr()))]
+        if facts.base not in MOVES:
+            copy = next((found for found in before if all(_is_move(op) for op, _ in found.makers)), None)
+            if copy is not None and not _undoes(facts, args, copy.scale):
+                self.tell(Kind.GRADIENT_READ, once=True, op=facts.name)
         made = tensors[0] if facts.changes else out
         whole = isinstance(made, Tensor) and made.numel() >= min(tensor.numel() for tensor in tensors)
-        if whole and (meets or before):
-            makers = {maker: None for _, earlier in before for maker in earlier} | {(facts.name, user_frame(5)): None}
-            self.derived[made.untyped_storage().data_ptr()] = (made, makers)
+        if whole and (scale is not None or before):
+            makers = {maker: None for found in before for maker in found.makers} | {(facts.name, user_frame(5)): None}
+            scale = scale if scale is not None else before[0].scale
+            self.derived[made.untyped_storage().data_ptr()] = _Derived(made, makers, scale)
 
     def replaced(self, gradients: Iterable[Gradient]) -> None:
         """Tell of scaled gradients in whose place the program has put what it made of them."""
@@ -421,10 +449,11 @@ class OpWatch:
                 continue
             if now.data_ptr() == known.get(id(gradient)):
                 continue
-            for op, frame in self.derived.get(now.untyped_storage().data_ptr(), (now, {}))[1]:
+            found = self.derived.get(now.untyped_storage().data_ptr())
+            for op, frame in found.makers if found is not None else ():
                 events = self._watch.trace.events
                 events[:] = [one for one in events if not _is_read(one, op, line(frame))]
-                if op.partition(".")[0] not in MOVES:
+                if not _is_move(op):
                     gradient.misused = True
                     self.tell(Kind.GRADIENT_WRITTEN, once=True, frame=frame, op=op, late=False)
 

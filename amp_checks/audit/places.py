@@ -62,7 +62,7 @@ def line(place: Place | None) -> str | None:
     return f"{path}:{place[1]}"
 
 
-def raised_at(error: Exception) -> str | None:
+def raised_at(error: BaseException) -> str | None:
     """The innermost user line of an error's traceback."""
     found = None
     traceback = error.__traceback__

@@ -29,29 +29,32 @@ class Rehearsal:
         self.at = at
         self._starts_at: Place | None = None
         self._hidden_at: Place | None = None
-        self._in_backward = False
+        self._in_backward = self._was_seen = False
 
     def seeds(self, step: int, roots: Any, gradients: Any) -> Any:
         """What the backward of these losses starts from; called from the user's line."""
         if step != self.at or all(scaling.scale_of(root) is None for root in roots):
             return gradients
-        self._starts_at, self._in_backward, self._hidden_at = user_frame(), True, None
+        self._starts_at, self._in_backward, self._hidden_at, self._was_seen = user_frame(), True, None, False
         return tuple(None if gradient is None else gradient * torch.inf for gradient in gradients)
 
-    def after_backward(self, gradients: Iterable[Gradient]) -> str | None:
-        """Make all scaled gradients infinite.
+    def after_backward(self, groups: Iterable[Iterable[Gradient]]) -> str | None:
+        """Make all scaled gradients of these groups, one for each optimizer and one for all, infinite.
 
         Returns:
-            Where user code in backward made finite numbers of infinite ones, if nothing else was left of any; or None.
+            Where user code in backward made finite numbers of infinite ones, if a group has nothing else left; or None.
         """
         self._in_backward = False
-        hidden = True
-        for gradient in gradients:
+        found = [[one for one in group if one.parameter.grad is not None] for group in groups]
+        scaled = [[one for one in group if one.state is State.SCALED] for group in found]
+        hidden = not self._was_seen and any(group and all(map(_holds_finite, group)) for group in scaled)
+        for gradient in (one for group in scaled for one in group):
             value = gradient.parameter.grad
-            if value is None or gradient.state is not State.SCALED:
-                continue
-            hidden = hidden and _is_finite(value)
-            value.fill_(torch.inf)
+            assert value is not None
+            if value.is_sparse:
+                value.mul_(torch.inf)
+            else:
+                value.fill_(torch.inf)
             gradient.rehearsed = True
         where, self._hidden_at = self._hidden_at, None
         return line(where) if hidden else None
@@ -62,6 +65,7 @@ class Rehearsal:
         ``hidden``: they were infinite; ``hidden_at``: the line of user code that last made finite numbers of infinite
         ones, since backward.
         """
+        self._was_seen = self._was_seen or infinite
         were = [gradient for gradient in gradients if gradient.rehearsed and gradient.parameter.grad is not None]
         for gradient in were:
             gradient.rehearsed = False
@@ -80,8 +84,14 @@ class Rehearsal:
             self._hidden_at = place
 
 
+def _holds_finite(gradient: Gradient) -> bool:
+    assert gradient.parameter.grad is not None
+    return _is_finite(gradient.parameter.grad)
+
+
 def _floating(values: Any) -> list[Tensor]:
-    return [value for value in scaling.tensors(values) if value.is_floating_point()]
+    # Numbers of 8 bits know no infinity, or no function that looks for it.
+    return [value for value in scaling.tensors(values) if value.is_floating_point() and value.dtype.itemsize > 1]
 
 
 def _is_finite(value: Tensor) -> bool:

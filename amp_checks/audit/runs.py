@@ -186,7 +186,8 @@ def _reference(case: AuditCase, backend: Backend, amp: Trace) -> Trace:
         raise UsageError(
             f"the case {case.id} raises in float32 too, with autocast and scaler disabled: {describe(failure.error)}"
         )
-    if not watch.trace.losses and failure is None and not amp.losses and amp.failure is None:
+    differentiated = any(next(trace.of(Kind.BACKWARD), None) is not None for trace in (watch.trace, amp))
+    if not differentiated and failure is None and amp.failure is None:
         raise UsageError(
             f"the case {case.id} has no loss: in {watch.trace.steps} iterations it called neither backward() nor "
             "torch.autograd.grad for parameters of the model (without create_graph); see that step or run trains it"
@@ -316,7 +317,9 @@ def run(
             except (UsageError, KeyboardInterrupt):
                 raise
             except SystemExit as error:
-                raise UsageError(f"the case {case.id} called sys.exit in its step ({describe(error)})") from error
+                if watch.rehearsal.at is None:
+                    raise UsageError(f"the case {case.id} called sys.exit in its step ({describe(error)})") from error
+                watch.fail(error)
             except Exception as error:  # noqa: BLE001 - whatever the user's step raises is what is audited
                 watch.fail(error)
         watch.close()

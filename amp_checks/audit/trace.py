@@ -113,7 +113,7 @@ class Failure:
         where, module: as of `Event`.
     """
 
-    error: Exception
+    error: BaseException
     step: int
     op: str | None
     inputs: tuple[str, ...]

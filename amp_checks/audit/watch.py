@@ -67,7 +67,7 @@ class Watch:
         self._taken: dict[int, int] = {}
         self._real: dict[int, int] = {}
         self._since_schedule: dict[int, list[int]] = {}
-        self._stepped: list[int] = []
+        self._stepped: list[tuple[Any, int]] = []
         self._stepping: Any = None
         self._stepped_really = False
         self._undo: list[Any] = []
@@ -160,7 +160,7 @@ class Watch:
             finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
             self.trace.buffers[name] = (buffer.dtype, finite)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The step raised."""
         if self.op_failed is not None and self.op_failed[0] is error:
             _, op, inputs, module, where = self.op_failed
@@ -288,7 +288,7 @@ class Watch:
         skipped = private.unscaled_found_inf(scaler, optimizer)
         data["skipped"] = skipped
         data |= self.rehearsal.seen(found, skipped)
-        self._stepped.append(number)
+        self._stepped.append((scaler, number))
         if skipped:
             self._skipped(number, found)
         self._after_step(found)
@@ -311,9 +311,9 @@ class Watch:
         for gradient in self.book.gradients.values():
             if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
                 gradient.updated = True
-        self.tell(Kind.UPDATE, stepped=tuple(self._stepped))
+        self.tell(Kind.UPDATE, stepped=tuple(number for one, number in self._stepped if one is scaler))
         self.trace.scales.append(scaler.get_scale())
-        self._stepped.clear()
+        self._stepped = [(one, number) for one, number in self._stepped if one is not scaler]
         self._advance()
 
     def _advance(self) -> None:
@@ -363,6 +363,8 @@ class Watch:
             if accumulates:
                 self.on_backward()
                 self._after_backward(data, scale)
+                if len(set(scales)) > 1:  # which of them a gradient has is not known
+                    self.book.forget_given()
             elif hands:
                 self._hand(inputs, results, scale)
             elif scale is not None and create_graph:
@@ -372,7 +374,8 @@ class Watch:
         """``autograd.grad`` gave gradients of parameters: without an optimizer, all that is known of their use."""
         for parameter, result in zip(inputs, results, strict=False):
             for gradient in self.book.of((parameter,)) if result is not None else ():
-                if self.rehearsal.at == self.step and scale is not None:
+                gradient.rehearsed = self.rehearsal.at == self.step and scale is not None
+                if gradient.rehearsed:
                     result.fill_(torch.inf)
                 gradient.handed = (result, scale, self.trace.events[-1].where)
                 if not self._optimizers:
@@ -392,7 +395,8 @@ class Watch:
         data["carried"], data["onto_unscaled"] = written.carried, written.onto_unscaled
         data["after_update"] = written.after_update
         if self.rehearsal.at == self.step and scaled:
-            data["hidden_at"] = self.rehearsal.after_backward(self.book.gradients.values())
+            groups = [self._gradients_of(optimizer) for optimizer in self._optimizers]
+            data["hidden_at"] = self.rehearsal.after_backward([*groups, list(self.book.gradients.values())])
         if self._watch_ops:
             self.ops.gradients, self.ops.derived = self.book.pointers(), {}
 
@@ -567,7 +571,7 @@ class Watch:
     def _after_step(self, found: list[Gradient]) -> None:
         for gradient in found:
             if gradient.parameter.grad is not None:
-                gradient.stepped, gradient.rehearsed = True, False
+                gradient.stepped = True
                 gradient.updated = gradient.carried = False
                 if gradient.state is State.SCALED:
                     gradient.state = State.UNSCALED

@@ -1,4 +1,4 @@
-"""Gradients that depend on the loss scale, overflows that are hidden, and gradients that are replaced: what is none."""
+"""Gradients that depend on the loss scale: hooks, custom functions, second losses."""
 
 from __future__ import annotations
 
@@ -7,71 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from audited_loops import Program, audited, findings, hook, loop
 from torch import Tensor, nn
 
-from amp_checks import backends
-from amp_checks.audit import AuditCase, Report, Severity, Training, audit, dependence
+from amp_checks.audit import dependence
 from amp_checks.audit.dependence import Made
 from amp_checks.audit.report import text
 
-CPU = backends.backend("cpu-float16")
-Program = Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler], Callable[[Tensor], None]]
-
-
-def _audited(program: Program, **scaler: Any) -> Report:
-    def case(device: str, dtype: torch.dtype) -> Training:
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-        grad_scaler = torch.amp.GradScaler(device, **{"init_scale": 2.0**10, **scaler})
-        step = program(model, optimizer, grad_scaler)
-        return Training(model=model, batches=[torch.randn(16, 8).to(device) for _ in range(5)], step=step)
-
-    return audit(AuditCase(id="hooks", build=case), CPU)
-
-
-def _findings(report: Report) -> list[str]:
-    return [one.rule for one in report.diagnostics if one.severity is not Severity.NOTE]
-
-
-def _loop(
-    loss: Callable[[nn.Module, Tensor], Tensor] = lambda model, batch: (model(batch).float() - 0.3).square().mean(),
-    before: Callable[[nn.Module, torch.amp.GradScaler], None] = lambda model, scaler: None,
-    between: Callable[[nn.Module, torch.amp.GradScaler], None] = lambda model, scaler: None,
-) -> Program:
-    """A loop; ``before`` is done once, ``between`` after each backward."""
-
-    def program(
-        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-    ) -> Callable[[Tensor], None]:
-        before(model, scaler)
-
-        def step(batch: Tensor) -> None:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
-                value = loss(model, batch)
-            scaler.scale(value).backward()
-            between(model, scaler)
-            scaler.step(optimizer)
-            scaler.update()
-
-        return step
-
-    return program
-
-
-def _hook(make: Callable[[Tensor, Callable[[], float]], Tensor], *names: str) -> Callable[..., None]:
-    """Hooks on parameters, all where none is named."""
-
-    def before(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-        for name, parameter in model.named_parameters():
-            if not names or name in names:
-                parameter.register_hook(lambda gradient: make(gradient, scaler.get_scale))
-
-    return before
-
-
-ADDED_AS_SCALED = _hook(lambda gradient, scale: gradient + 0.1 * scale())
-ADDED = _hook(lambda gradient, scale: gradient + 0.1)
+ADDED_AS_SCALED = hook(lambda gradient, scale: gradient + 0.1 * scale())
+ADDED = hook(lambda gradient, scale: gradient + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +30,25 @@ ADDED = _hook(lambda gradient, scale: gradient + 0.1)
     ids=["no power of two", "grows each step", "by no power of two", "skips at first", "skips and grows"],
 )
 def test_scaled_terms_follow_any_loss_scale(scaler: dict[str, Any]) -> None:
-    report = _audited(_loop(before=ADDED_AS_SCALED), **scaler)
-    assert _findings(report) == [], text(report)
-    assert _findings(_audited(_loop(before=ADDED), **scaler)) == ["gradients-depend-on-scale"]
+    report = audited(loop(before=ADDED_AS_SCALED), **scaler)
+    assert findings(report) == [], text(report)
+    assert findings(audited(loop(before=ADDED), **scaler)) == ["gradients-depend-on-scale"]
+
+
+def test_what_follows_is_told_though_the_scale_fell_before_the_first_step() -> None:
+    clipped = hook(lambda gradient, scale: gradient * (0.01 / gradient.norm()).clamp(max=1.0))
+    report = audited(loop(before=clipped), init_scale=2.0**19)
+    assert "steps skipped at first: 0" not in text(report)
+    assert findings(report) == ["gradients-depend-on-scale"], text(report)
+    assert "gradients-off-scale" in {one.rule for one in report.diagnostics}
 
 
 def test_small_terms_of_a_large_gradient_are_found() -> None:
-    tiny = _hook(lambda gradient, scale: gradient * (1.0 + 0.01 / (scale() ** 0.1)), "0.weight")
-    (one,) = [one for one in _audited(_loop(before=tiny)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    tiny = hook(lambda gradient, scale: gradient * (1.0 + 0.01 / (scale() ** 0.1)), "0.weight")
+    (one,) = [one for one in audited(loop(before=tiny)).diagnostics if one.rule == "gradients-depend-on-scale"]
     assert "gradient of 0.weight by 0.5 %" in one.message
-    epsilon = _hook(lambda gradient, scale: gradient / (gradient.norm() + 1e-7) * gradient.norm())
-    assert _findings(_audited(_loop(before=epsilon))) == []
+    epsilon = hook(lambda gradient, scale: gradient / (gradient.norm() + 1e-7) * gradient.norm())
+    assert findings(audited(loop(before=epsilon))) == []
 
 
 def test_each_optimizer_is_compared_at_its_own_first_step() -> None:
@@ -123,9 +75,9 @@ def test_each_optimizer_is_compared_at_its_own_first_step() -> None:
 
         return step
 
-    report = _audited(program, init_scale=2.0**14)
+    report = audited(program, init_scale=2.0**14)
     assert any("steps skipped at first: 1" in line or "2" in line for line in text(report).splitlines())
-    assert "gradients-depend-on-scale" not in _findings(report), text(report)
+    assert "gradients-depend-on-scale" not in findings(report), text(report)
 
 
 def test_a_second_loss_of_scaled_gradients_is_found() -> None:
@@ -152,8 +104,8 @@ def test_a_second_loss_of_scaled_gradients_is_found() -> None:
 
         return made
 
-    assert _findings(_audited(program(divides=True))) == []
-    assert "gradients-depend-on-scale" in _findings(_audited(program(divides=False)))
+    assert findings(audited(program(divides=True))) == []
+    assert "gradients-depend-on-scale" in findings(audited(program(divides=False)))
 
 
 def _made(op: str, *values: float, where: str = "a.py:1") -> Made:
@@ -180,125 +132,132 @@ def test_where_every_op_follows_the_scale_the_last_is_to_blame() -> None:
     ids=["op", "line", "shape"],
 )
 def test_programs_that_part_are_not_compared_any_further(other: Made) -> None:
-    first = _made("add", 1.0)
-    assert dependence.find([first, other], [first, _made("sign", 3.0)], 8.0) == dependence.Culprit(
-        op="add", where="a.py:1"
-    )
+    first, last = _made("add", 1.0), _made("exp", 5.0)
+    found = dependence.find([first, other, _made("exp", 1.0)], [first, _made("sign", 3.0), last], 8.0)
+    assert found == dependence.Culprit(op="add", where="a.py:1")
 
 
-def test_parameters_that_stay_infinite_hide_no_overflow() -> None:
-    clean = _hook(lambda gradient, scale: gradient.nan_to_num(0.0, 0.0, 0.0), "0.weight", "0.bias", "2.weight")
-    assert _findings(_audited(_loop(before=clean))) == []
-    everywhere = _hook(lambda gradient, scale: gradient.nan_to_num(0.0, 0.0, 0.0))
-    assert _findings(_audited(_loop(before=everywhere))) == ["overflow-hidden"]
+def test_ops_that_change_lists_in_place_are_to_blame_too() -> None:
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        torch._foreach_add_([parameter.grad], 0.1)
+
+    def before(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        del scaler
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(add)
+
+    (one,) = [one for one in audited(loop(before=before)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    assert one.op == "aten::_foreach_add_.Scalar"
 
 
-def test_a_loss_without_gradient_hides_no_overflow() -> None:
-    """A hinge that is satisfied: zero, whatever comes in; and hooks that look at it."""
-
-    def hinge(model: nn.Module, batch: Tensor) -> Tensor:
-        return torch.relu(model(batch).float() - 100.0).sum()
-
-    seen: list[float] = []
-
-    def looks(gradient: Tensor, scale: Callable[[], float]) -> Tensor:
-        seen.append(float(gradient.abs().max()))
-        return gradient * 1.0
-
-    assert "overflow-hidden" not in _findings(_audited(_loop(loss=hinge, before=_hook(looks))))
-    assert seen
+def test_the_scalers_methods_come_back() -> None:
+    before = dict(vars(torch.amp.GradScaler))
+    assert findings(audited(loop(before=ADDED))) == ["gradients-depend-on-scale"]
+    assert dict(vars(torch.amp.GradScaler)) == before
 
 
-def test_a_program_that_skips_by_itself_hides_no_overflow() -> None:
+def _normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def test_gradients_that_are_all_rounding_error_depend_on_nothing() -> None:
+    """A bias before a normalisation has none; a hook may make it as large as any."""
+    assert findings(audited(loop(), _normalised, init_scale=1000.0)) == []
+
+    def normalise(gradient: Tensor, scale: Callable[[], float]) -> Tensor:
+        return nn.functional.normalize(gradient.flatten(), dim=0).view_as(gradient) * 1e-2 * scale()
+
+    assert "gradients-depend-on-scale" not in findings(audited(loop(before=hook(normalise)), _normalised))
+    clamped = hook(lambda gradient, scale: gradient.clamp(-1.0, 1.0), "3.weight")
+    report = audited(loop(before=clamped), _normalised, init_scale=1000.0)
+    assert "gradient of 3.weight" in next(one.message for one in report.diagnostics if "depend" in one.rule)
+
+
+def test_losses_of_several_scales_in_one_backward_are_not_compared() -> None:
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        del optimizer
+        parts = [model.get_submodule(name) for name in "02"]
+        optimizers = [torch.optim.SGD(part.parameters(), 1e-2) for part in parts]
+        scalers = [scaler, torch.amp.GradScaler("cpu", init_scale=2.0**6)]
+
+        def step(batch: Tensor) -> None:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                hidden = parts[0](batch)
+                losses = [hidden.float().square().mean(), parts[1](hidden.detach()).float().square().mean()]
+            torch.autograd.backward([one.scale(loss) for one, loss in zip(scalers, losses, strict=True)])
+            for one, optimizer in zip(scalers, optimizers, strict=True):
+                one.step(optimizer)
+            for one in scalers:
+                one.update()
+
+        return step
+
+    report = audited(program)
+    assert findings(report) == [], text(report)
+
+
+def _with_inner(uses: Callable[[Tensor, float], Tensor], *, from_step: int = 0) -> Program:
+    """A loop whose loss takes the gradient of a scaled loss, times a part of the parameters."""
+
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        done = [0]
+
+        def step(batch: Tensor) -> None:
+            batch = batch.clone().requires_grad_()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(batch).float() - 0.3).square().mean()
+            (slope,) = torch.autograd.grad(scaler.scale(loss), batch, create_graph=True)
+            if done[0] >= from_step:
+                loss = loss + uses(slope, scaler.get_scale())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            done[0] += 1
+
+        return step
+
+    return program
+
+
+def _divided_late(slope: Tensor, scale: float) -> Tensor:
+    loss: Tensor = (slope.norm(dim=1) / scale).square().mean()
+    return loss
+
+
+def _as_it_is(slope: Tensor, scale: float) -> Tensor:
+    del scale
+    loss: Tensor = slope.norm(dim=1).square().mean() * 1e-4
+    return loss
+
+
+def test_an_inner_gradient_may_be_divided_by_the_scale_wherever_it_shows_no_more() -> None:
+    report = audited(_with_inner(_divided_late))
+    assert findings(report) == [], text(report)
+    assert "inner-gradient-scaled" in findings(audited(_with_inner(_as_it_is)))
+    # In a later iteration than the one whose gradients are compared, the first use of it is all there is to judge by.
+    assert "inner-gradient-scaled" in findings(audited(_with_inner(_as_it_is, from_step=2)))
+
+
+def test_a_backward_of_many_numbers_is_a_backward() -> None:
     def program(
         model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
     ) -> Callable[[Tensor], None]:
         def step(batch: Tensor) -> None:
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
-                loss = (model(batch).float() - 0.3).square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if not norm.isfinite():
-                optimizer.zero_grad(set_to_none=False)
+                output = model(batch).float()
+            scaler.scale(output).backward(torch.ones_like(output) / output.numel())
             scaler.step(optimizer)
             scaler.update()
 
         return step
 
-    assert _findings(_audited(program)) == []
-
-
-def test_an_overflow_hidden_before_unscale_is_found_there() -> None:
-    """A step behind the scaler's back does not keep the other fault from being told."""
-
-    def program(
-        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-    ) -> Callable[[Tensor], None]:
-        def step(batch: Tensor) -> None:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
-                loss = (model(batch).float() - 0.3).square().mean()
-            scaler.scale(loss).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad[~parameter.grad.isfinite()] = 0.0
-            scaler.unscale_(optimizer)
-            optimizer.step()
-            scaler.update()
-
-        return step
-
-    report = _audited(program)
-    assert set(_findings(report)) == {"scaler-bypassed", "overflow-hidden"}, text(report)
-
-
-def _divided(by: float, *, scale: bool = False, in_place: bool = False) -> Callable[..., None]:
-    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                made = parameter.grad.clone() / (scaler.get_scale() if scale else by)
-                if in_place:
-                    parameter.grad.data = made
-                else:
-                    parameter.grad = made
-
-    return between
-
-
-@pytest.mark.parametrize("in_place", [False, True], ids=["grad", "grad.data"])
-def test_gradients_in_new_tensors_are_followed(in_place: bool) -> None:
-    """A mean over processes commutes with the loss scale; dividing by the scale, as the step does again, does not."""
-    report = _audited(_loop(between=_divided(2.0, in_place=in_place)))
-    assert _findings(report) == [], text(report)
-    (note,) = [one for one in report.diagnostics if one.rule == "scaled-gradients-changed"]
-    assert note.op == "aten::div.Tensor"
-    report = _audited(_loop(between=_divided(2.0, scale=True, in_place=in_place)))
-    assert _findings(report) == ["scaled-gradients-changed"], text(report)
-
-
-def test_gradients_that_are_only_copied_are_not_changed() -> None:
-    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-        del scaler
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
-
-    assert [one.rule for one in _audited(_loop(between=between)).diagnostics if one.rule != "initial-scale"] == []
-
-
-def test_what_is_made_of_scaled_gradients_and_not_used_is_a_read() -> None:
-    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-        del scaler
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                (parameter.grad * 2.0).clamp(-1.0, 1.0)
-
-    assert _findings(_audited(_loop(between=between))) == ["scaled-gradients-read"]
-
-
-def test_the_scalers_methods_come_back() -> None:
-    before = dict(vars(torch.amp.GradScaler))
-    assert _findings(_audited(_loop(before=ADDED))) == ["gradients-depend-on-scale"]
-    assert dict(vars(torch.amp.GradScaler)) == before
+    assert findings(audited(program)) == []

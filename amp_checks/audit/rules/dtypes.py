@@ -39,7 +39,8 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
         if op.from_cast is None or op.backward or not op.inputs:
             continue
         first, middle, last = op.from_cast, op.inputs[0], op.outputs[0]
-        if first is last and middle is not first and first.itemsize != middle.itemsize:
+        quantised = middle.itemsize < 2  # numbers of 8 bits are never autocast's: their rounding is meant
+        if first is last and middle is not first and first.itemsize != middle.itemsize and not quantised:
             names = " to ".join(str(dtype).removeprefix("torch.") for dtype in (first, middle, last))
             yield _at(op, f"{op.elements} elements are cast from {names} with nothing in between")
 

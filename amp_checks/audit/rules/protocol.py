@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from amp_checks.audit import measures
 from amp_checks.audit.diagnostics import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.runs import Evidence
+from amp_checks.audit.runs import REHEARSED_AT, Evidence
 from amp_checks.audit.trace import Event, Kind, Trace
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -205,7 +206,12 @@ def zero_grad_missing(evidence: Evidence) -> Iterator[Found]:
 @rule("inner-gradient-scaled", ERROR, remedy="divide what autograd.grad gives by scaler.get_scale() before using it")
 def inner_gradient_scaled(evidence: Evidence) -> Iterator[Found]:
     """A penalty on the gradients of a scaled loss is the square of the scale too large."""
+    # Where it is taken back later, gradients do not depend on the loss scale.
+    compared = max(evidence.amp.first_real.values(), default=0)
+    right = evidence.scaled is not None and measures.worst_dependence(evidence) is None
     for event in evidence.amp.of(Kind.INNER_GRADIENT):
+        if right and event.step <= compared:
+            continue
         yield at(event, f"{event.data['op']} uses the gradient of a scaled loss as it is", op=event.data["op"])
 
 
@@ -264,6 +270,29 @@ def overflow_hidden(evidence: Evidence) -> Iterator[Found]:
         if event.data.get("hidden"):
             message = "a rehearsed overflow is replaced by finite numbers before the scaler sees it: the step is taken"
             yield Found(message=message, where=event.data["hidden_at"] or event.where, step=event.step)
+    yield from _unanswered(trace)
+
+
+def _unanswered(trace: Trace) -> Iterator[Found]:
+    """The program finds the overflow by itself and leaves the step out, without its scaler, as often as it comes."""
+    steps = list(trace.of(Kind.SCALER_STEP))
+    overflows = [
+        event
+        for event in trace.of(Kind.BACKWARD)
+        if event.step == REHEARSED_AT and event.data["scaled"] and event.data.get("touched")
+    ]
+    scales = [next(trace.of(Kind.SCALE)).data["scale"], *trace.scales]
+    fell = any(after < before for before, after in itertools.pairwise(scales))
+    hidden = any(event.data.get("hidden") for event in trace.of(Kind.UNSCALE, Kind.SCALER_STEP))
+    if not overflows or fell or hidden or any(event.data["skipped"] for event in steps) or trace.failure is not None:
+        return
+    if any(event.step > REHEARSED_AT for event in steps):
+        yield Found(
+            message="the scaler never learns of a rehearsed overflow: the loss scale that made it stays",
+            remedy="call scaler.step(optimizer) and scaler.update() for such a step too: the scaler skips it itself",
+            where=overflows[-1].where,
+            step=REHEARSED_AT,
+        )
 
 
 @rule(
