@@ -30,7 +30,8 @@ class Gradient:
         scale: the loss scale it was last given, or None.
         where: line of the backward that last wrote it.
         plain: line of a backward whose loss was not scaled, since it was last zeroed.
-        stepped: its optimizer stepped, or skipped, since it was last zeroed.
+        stepped, stepped_before: its optimizer stepped, or skipped, since it was last zeroed; so already before the
+            backward that runs.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
         rehearsed: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
@@ -51,6 +52,7 @@ class Gradient:
     plain: str | None = None
     has_plain: bool = False
     stepped: bool = False
+    stepped_before: bool = False
     updated: bool = False
     carried: bool = False
     rehearsed: bool = False
@@ -176,6 +178,7 @@ class Book:
             if gradient.was_zeroed():
                 gradient.reset()
                 gradient.rehearsed = False
+            gradient.stepped_before = gradient.stepped
             if now is not None:
                 gradient.hold(now)
 
@@ -199,10 +202,10 @@ class Book:
             now = gradient.parameter.grad
             if now is None or (now is gradient.held and private.version_of(now) == gradient.version):
                 continue
-            if gradient.stepped and gradient.is_zero():  # it was stepped with, and zeroed, while backward ran
+            touched += 1
+            if gradient.stepped > gradient.stepped_before and gradient.is_zero():  # a hook stepped, and zeroed it
                 gradient.reset()
                 continue
-            touched += 1
             if self.follows:
                 gradient.note_given(now, scale=scale or 1.0, boost=boost)
             if gradient.stepped:

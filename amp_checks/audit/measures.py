@@ -301,9 +301,10 @@ def commutes_with_the_scale(evidence: Evidence) -> bool:
     """
     exact, amp = reference(evidence), evidence.amp
     errors = ratios(evidence)
-    if not errors.keys() & amp.misused or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
+    frozen = {name for name in amp.misused if _is_zero_in(name, amp) and _is_zero_in(name, exact)}
+    if not (errors.keys() | frozen) & amp.misused or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
         return False
-    for name in amp.misused:
+    for name in amp.misused - frozen:
         traces = [(trace.gradients.get(name), trace.given.get(name)) for trace in (amp, exact)]
         pairs = [(used, given) for used, given in traces if used is not None and given is not None]
         if len(pairs) != 2 or len({value.shape for pair in pairs for value in pair}) != 1:
@@ -314,3 +315,7 @@ def commutes_with_the_scale(evidence: Evidence) -> bool:
         if not error <= 0.5 * (expected - given).norm().item() + rounding or not relative(actual, expected) < 0.5:
             return False
     return True
+
+
+def _is_zero_in(name: str, trace: Trace) -> bool:
+    return name in trace.gradients and not bool(trace.gradients[name].any())

@@ -62,14 +62,16 @@ class Rehearsal:
     def seen(self, gradients: Iterable[Gradient], infinite: bool) -> dict[str, Any]:
         """What an event tells of gradients that a scaler has looked at, and of which it found some ``infinite`` or not.
 
-        ``hidden``: they were infinite; ``hidden_at``: the line of user code that last made finite numbers of infinite
-        ones, since backward.
+        ``hidden``: they were infinite; ``zero``: and are zero; ``hidden_at``: the line of user code that last made
+        finite numbers of infinite ones, since backward.
         """
         self._was_seen = self._was_seen or infinite
         were = [gradient for gradient in gradients if gradient.rehearsed and gradient.parameter.grad is not None]
         for gradient in were:
             gradient.rehearsed = False
-        return {"hidden": bool(were) and not infinite, "hidden_at": line(self._hidden_at)}
+        hidden = bool(were) and not infinite
+        zero = hidden and all(gradient.is_zero() for gradient in were)
+        return {"hidden": hidden, "zero": zero, "hidden_at": line(self._hidden_at)}
 
     def overflowed(self, values: Any) -> bool:
         """Whether an op is given what is not finite."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amp_checks.audit.magnitudes import Magnitudes
 from amp_checks.audit.places import Place
+
+if TYPE_CHECKING:
+    from amp_checks.audit.training import Training
 
 
 class Kind(enum.StrEnum):
@@ -188,6 +191,17 @@ class Trace:
     first_reads: dict[str, str | None] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
     start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
+
+    def read_state(self, training: Training, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Note what became of parameters and buffers."""
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in training.named_parameters().items():
+            facts = self.parameters.setdefault(name, ParameterFacts(dtype=parameter.dtype))
+            facts.trained = id(parameter) in trained
+            facts.finite = bool(parameter.isfinite().all())
+        for name, buffer in training.named_buffers().items():
+            finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
+            self.buffers[name] = (buffer.dtype, finite)
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """The events of these kinds, in order."""

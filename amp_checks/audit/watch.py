@@ -147,18 +147,8 @@ class Watch:
             }
             trace.optimizers = [type(optimizer).__name__ for optimizer in self._optimizers]
             if self._training is not None:
-                self._read_state(self._training)
+                trace.read_state(self._training, self._optimizers)
         return trace
-
-    def _read_state(self, training: Training) -> None:
-        trained = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
-        for name, parameter in training.named_parameters().items():
-            facts = self.trace.parameters.setdefault(name, ParameterFacts(dtype=parameter.dtype))
-            facts.trained = id(parameter) in trained
-            facts.finite = bool(parameter.isfinite().all())
-        for name, buffer in training.named_buffers().items():
-            finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
-            self.trace.buffers[name] = (buffer.dtype, finite)
 
     def fail(self, error: BaseException) -> None:
         """The step raised."""

@@ -232,7 +232,7 @@ def test_gradients_of_another_loss_are_not_taken_for_hidden_ones() -> None:
     assert findings(report) == [], text(report)
 
 
-def test_an_optimizer_that_steps_in_a_hook_hides_nothing() -> None:
+def _stepping_in_hooks(*, cleans: bool) -> Program:
     def program(
         model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
     ) -> Callable[[Tensor], None]:
@@ -240,8 +240,10 @@ def test_an_optimizer_that_steps_in_a_hook_hides_nothing() -> None:
         optimizers = {one: torch.optim.SGD([one], 1e-2) for one in model.parameters()}
 
         def used(parameter: Tensor) -> None:
-            scaler.step(optimizers[parameter])  # type: ignore[index]
             assert parameter.grad is not None
+            if cleans:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+            scaler.step(optimizers[parameter])  # type: ignore[index]
             parameter.grad.zero_()
 
         for one in model.parameters():
@@ -255,19 +257,25 @@ def test_an_optimizer_that_steps_in_a_hook_hides_nothing() -> None:
 
         return step
 
-    report = audited(program)
+    return program
+
+
+def test_an_optimizer_that_steps_in_a_hook_hides_nothing() -> None:
+    report = audited(_stepping_in_hooks(cleans=False))
     assert findings(report) == [], text(report)
+    assert "overflow-hidden" in findings(audited(_stepping_in_hooks(cleans=True)))
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-def test_each_optimizer_has_to_see_its_own_overflow(hidden: bool) -> None:
+def _halves(change: Callable[[Tensor], Tensor], *, after: Callable[[nn.Module], None] = lambda half: None) -> Program:
+    """Two optimizers; ``change`` is done by hooks to gradients of the first layer, ``after`` to it after backward."""
+
     def program(
         model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
     ) -> Callable[[Tensor], None]:
         del optimizer
         optimizers = [torch.optim.SGD(model.get_submodule(name).parameters(), 1e-2) for name in "02"]
         for parameter in model.get_submodule("0").parameters():
-            parameter.register_hook(lambda gradient: gradient.nan_to_num(0.0, 0.0, 0.0) if hidden else gradient)
+            parameter.register_hook(change)
 
         def step(batch: Tensor) -> None:
             for optimizer in optimizers:
@@ -275,13 +283,36 @@ def test_each_optimizer_has_to_see_its_own_overflow(hidden: bool) -> None:
             with torch.autocast("cpu", torch.float16):
                 loss = (model(batch).float() - 0.3).square().mean()
             scaler.scale(loss).backward()
+            after(model.get_submodule("0"))
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
 
         return step
 
-    assert findings(audited(program)) == (["overflow-hidden"] if hidden else [])
+    return program
+
+
+def test_each_optimizer_has_to_see_its_own_overflow() -> None:
+    assert findings(audited(_halves(lambda gradient: gradient))) == []
+    assert findings(audited(_halves(lambda gradient: gradient.nan_to_num(0.0, 0.0, 0.0)))) == ["overflow-hidden"]
+
+
+def test_what_is_frozen_hides_nothing() -> None:
+    """By new zeros, or by a factor; the other optimizer's gradients tell the scaler."""
+
+    def zeros(half: nn.Module) -> None:
+        for parameter in half.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def factor(half: nn.Module) -> None:
+        for parameter in half.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= 0.0
+
+    for frozen in (zeros, factor):
+        report = audited(_halves(lambda gradient: gradient, after=frozen))
+        assert findings(report) == [], text(report)
 
 
 def test_gradients_that_are_assigned_hide_an_overflow_too() -> None:

@@ -266,8 +266,10 @@ def overflow_hidden(evidence: Evidence) -> Iterator[Found]:
         if event.data.get("hidden_at"):
             message = "of a rehearsed overflow nothing is left after backward: the scaler cannot see it"
             yield Found(message=message, where=event.data["hidden_at"], step=event.step)
+    # What is frozen by zeros takes no part in a step that another optimizer's gradients tell the scaler about.
+    told = {event.step for event in trace.of(Kind.SCALER_STEP) if event.data["skipped"]}
     for event in trace.of(Kind.UNSCALE, Kind.SCALER_STEP):
-        if event.data.get("hidden"):
+        if event.data.get("hidden") and not (event.data["zero"] and event.step in told):
             message = "a rehearsed overflow is replaced by finite numbers before the scaler sees it: the step is taken"
             yield Found(message=message, where=event.data["hidden_at"] or event.where, step=event.step)
     yield from _unanswered(trace)
