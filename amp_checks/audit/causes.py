@@ -117,12 +117,17 @@ def _of_the_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> b
 
 def _of_a_wrong_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """The loss is placed, and another one; each step uses what backward gave, and that is not much worse."""
-    del effect
     losses = measures.first_losses(evidence)
-    if cause.where is None or losses is None or not all(map(_uses_what_it_was_given, (evidence.amp, evidence.fp32))):
+    if cause.where is None or losses is None or not _as_backward_gave_them(evidence, cause, effect):
         return False
     error = abs(losses.amp / losses.exact - 1.0)
     return error > measures.UNPLACED_ERROR and measures.total_error(evidence) < _AS_LARGE * error
+
+
+def _as_backward_gave_them(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    """What is wrong with the gradients came about in forward and backward, where the cause is."""
+    del cause, effect
+    return all(map(_uses_what_it_was_given, (evidence.amp, evidence.fp32)))
 
 
 def _uses_what_it_was_given(trace: Trace) -> bool:
@@ -209,6 +214,8 @@ LINKS = (
     Link(causes=("16-bit-weights",), effects=("16-bit-weights",), shared=_is_what_was_raised),
     Link(causes=("scaler-bypassed", "updated-mid-accumulation"), effects=("update-without-step",), shared=_same_step),
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
+    # What overflows after `unscale_` has looked is not seen.
+    Link(causes=("unscaled-mid-accumulation",), effects=("overflow-applied",)),
     Link(
         causes=("constant-does-not-exist",),
         effects=("non-finite-loss", "non-finite-gradient"),
@@ -217,6 +224,7 @@ LINKS = (
     Link(causes=("constant-does-not-exist",), effects=("overflow-unseen",), shared=_same_op),
     Link(causes=("constant-does-not-exist",), effects=("loss-differs",), shared=_lost_where_it_grew),
     Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_same_op),
+    Link(causes=("angle-in-16-bits",), effects=("gradients-off-scale",), shared=_as_backward_gave_them),
     Link(causes=("loss-differs",), effects=_GRADIENTS, shared=_of_the_loss),
     Link(causes=("loss-differs",), effects=("gradients-off-scale",), shared=_of_a_wrong_loss),
     Link(causes=("gradients-off-scale",), effects=("gradients-differ",), shared=_by_one_factor),

@@ -29,13 +29,13 @@ class Rehearsal:
         self.at = at
         self._starts_at: Place | None = None
         self._hidden_at: Place | None = None
-        self._in_backward = self._was_seen = False
+        self._in_backward = False
 
     def seeds(self, step: int, roots: Any, gradients: Any) -> Any:
         """What the backward of these losses starts from; called from the user's line."""
         if step != self.at or all(scaling.scale_of(root) is None for root in roots):
             return gradients
-        self._starts_at, self._in_backward, self._hidden_at, self._was_seen = user_frame(), True, None, False
+        self._starts_at, self._in_backward, self._hidden_at = user_frame(), True, None
         return tuple(None if gradient is None else gradient * torch.inf for gradient in gradients)
 
     def after_backward(self, groups: Iterable[Iterable[Gradient]]) -> str | None:
@@ -47,7 +47,7 @@ class Rehearsal:
         self._in_backward = False
         found = [[one for one in group if one.parameter.grad is not None] for group in groups]
         scaled = [[one for one in group if one.state is State.SCALED] for group in found]
-        hidden = not self._was_seen and any(group and all(map(_holds_finite, group)) for group in scaled)
+        hidden = any(group and all(map(_holds_finite, group)) for group in scaled)
         for gradient in (one for group in scaled for one in group):
             value = gradient.parameter.grad
             assert value is not None
@@ -65,7 +65,6 @@ class Rehearsal:
         ``hidden``: they were infinite; ``zero``: and are zero; ``hidden_at``: the line of user code that last made
         finite numbers of infinite ones, since backward.
         """
-        self._was_seen = self._was_seen or infinite
         were = [gradient for gradient in gradients if gradient.rehearsed and gradient.parameter.grad is not None]
         for gradient in were:
             gradient.rehearsed = False

@@ -160,6 +160,7 @@ class Trace:
         given: of the same parameters, what backward gave, without loss scale; only where the watch follows it.
         misused: names of those whose gradient a fault of the protocol changed before that step.
         bypassed: names of parameters that an optimizer stepped behind the back of a scaler.
+        took_overflow: an optimizer stepped with a gradient that is not finite, where that is looked for.
         failure: what it raised, or None.
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
@@ -181,6 +182,7 @@ class Trace:
     given: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     misused: set[str] = dataclasses.field(default_factory=set)
     bypassed: set[str] = dataclasses.field(default_factory=set)
+    took_overflow: bool = False
     failure: Failure | None = None
     optimizers: list[str] = dataclasses.field(default_factory=list)
     steps: int = 0

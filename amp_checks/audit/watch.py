@@ -500,6 +500,8 @@ class Watch:
             self._undo.append((state, [(g.parameter, g.parameter.detach().clone()) for g in found]))
             return
         self._undo.append(None)
+        if self.rehearsal.at is not None:
+            self.trace.took_overflow |= self.rehearsal.overflowed([gradient.parameter.grad for gradient in found])
         if number not in self._real:
             self._keep_gradients(optimizer, found)
         self._real[number] = self._real.get(number, 0) + 1

@@ -261,3 +261,9 @@ def test_a_backward_of_many_numbers_is_a_backward() -> None:
         return step
 
     assert findings(audited(program)) == []
+
+
+def test_the_op_that_does_not_follow_the_scale_is_named() -> None:
+    added = hook(lambda gradient, scale: (gradient + 0.1) * (scale() / scale()))
+    (one,) = [one for one in audited(loop(before=added)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    assert one.op == "aten::add.Tensor"

@@ -382,3 +382,59 @@ def test_a_program_that_exits_on_an_overflow_is_told_so() -> None:
     report = audited(loop(before=hook(leaves)))
     assert findings(report) == ["raises-on-overflow"], text(report)
     assert "SystemExit" in next(one.message for one in report.diagnostics if one.rule == "raises-on-overflow")
+
+
+def test_one_hidden_overflow_is_told_once() -> None:
+    """At `unscale_`, and not again at the step."""
+
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        def step(batch: Tensor) -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(batch).float() - 0.3).square().mean()
+            scaler.scale(loss).backward()
+            if not all(one.grad.isfinite().all() for one in model.parameters() if one.grad is not None):
+                optimizer.zero_grad(set_to_none=False)
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    assert findings(audited(program)) == ["overflow-hidden"]
+
+
+def test_an_optimizer_without_gradients_hides_nothing() -> None:
+    """One parameter's gradients are cleaned, the others' are not; another optimizer waits for its turn."""
+
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        waits = torch.optim.SGD(nn.Linear(2, 2).parameters(), 1e-2)
+        hook(lambda gradient, scale: gradient.nan_to_num(0.0, 0.0, 0.0), "0.weight")(model, scaler)
+        step = loop()(model, optimizer, scaler)
+        return lambda batch: (waits.zero_grad(), step(batch))[1]
+
+    assert findings(audited(program)) == []
+
+
+def test_a_program_that_diverges_applies_no_overflow() -> None:
+    """Its weights are infinite in the end though every infinite gradient was skipped."""
+
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        step, done = loop()(model, optimizer, scaler), [0]
+
+        def diverges(batch: Tensor) -> None:
+            step(batch)
+            done[0] += 1
+            if done[0] == 5 and scaler.get_scale() < 1000.0:  # only in the rehearsal
+                with torch.no_grad():
+                    next(model.parameters()).fill_(torch.inf)
+
+        return diverges
+
+    assert "overflow-applied" not in findings(audited(program))

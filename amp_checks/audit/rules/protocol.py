@@ -246,6 +246,8 @@ def overflow_applied(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.rehearsal
     if trace is None or not evidence.amp_is_finite:
         return
+    if trace.optimizers and not trace.took_overflow:
+        return  # it diverges by itself
     for name, facts in trace.parameters.items():
         if not facts.finite:
             yield Found(message=f"a rehearsed overflow reaches the weights: {name} is not finite", module=name)
