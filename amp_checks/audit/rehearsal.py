@@ -51,9 +51,7 @@ class Rehearsal:
         for gradient in (one for group in scaled for one in group):
             value = gradient.parameter.grad
             assert value is not None
-            if value.is_sparse:
-                value.mul_(torch.inf)
-            else:
+            if not value.is_sparse:  # which has no such kernel, and is what backward made of infinity
                 value.fill_(torch.inf)
             gradient.rehearsed = True
         where, self._hidden_at = self._hidden_at, None

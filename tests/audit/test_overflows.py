@@ -297,6 +297,13 @@ def test_each_optimizer_has_to_see_its_own_overflow() -> None:
     assert findings(audited(_halves(lambda gradient: gradient))) == []
     assert findings(audited(_halves(lambda gradient: gradient.nan_to_num(0.0, 0.0, 0.0)))) == ["overflow-hidden"]
 
+    def ones(half: nn.Module) -> None:
+        for parameter in half.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(1.0, 1.0, 1.0)
+
+    assert findings(audited(_halves(lambda gradient: gradient, after=ones))) == ["overflow-hidden"]
+
 
 def test_what_is_frozen_hides_nothing() -> None:
     """By new zeros, or by a factor; the other optimizer's gradients tell the scaler."""
