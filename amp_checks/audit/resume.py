@@ -77,6 +77,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _went_back(first: torch.Tensor, loaded: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a step moved a parameter most of the way from what was loaded to what was there before."""
-    way = (loaded.double() - first.double()).norm()
-    return bool(way > 0 and (after.double() - first.double()).norm() < 0.5 * way)
+    """Whether a step moved a parameter most of the way from what was loaded to what was there before.
+
+    The step that is made from there besides leads anywhere: what it adds across the way counts for less.
+    """
+    way, there = (loaded.double() - first.double()).flatten(), (after.double() - first.double()).flatten()
+    length = way.norm()
+    return bool(length > 0 and way @ there < 0.5 * length**2 and there.norm() < 0.75 * length)

@@ -267,3 +267,36 @@ def test_the_op_that_does_not_follow_the_scale_is_named() -> None:
     added = hook(lambda gradient, scale: (gradient + 0.1) * (scale() / scale()))
     (one,) = [one for one in audited(loop(before=added)).diagnostics if one.rule == "gradients-depend-on-scale"]
     assert one.op == "aten::add.Tensor"
+
+
+def test_each_scaler_is_updated_after_its_own_step() -> None:
+    def program(steps_with_both: bool) -> Program:
+        def made(
+            model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+        ) -> Callable[[Tensor], None]:
+            optimizer.param_groups.clear()
+            optimizers = [torch.optim.SGD(model.get_submodule(name).parameters(), 1e-2) for name in "02"]
+            scalers = [scaler, torch.amp.GradScaler("cpu", init_scale=2.0**8)]
+
+            def step(batch: Tensor) -> None:
+                for one in optimizers:
+                    one.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    hidden = model.get_submodule("0")(batch)
+                    other = model.get_submodule("2")(hidden.detach())
+                scalers[0].scale(hidden.float().square().mean()).backward()
+                scalers[1].scale(other.float().square().mean()).backward()
+                scalers[0].step(optimizers[0])
+                if steps_with_both:
+                    scalers[1].step(optimizers[1])
+                else:
+                    scalers[1].unscale_(optimizers[1])
+                for each in scalers:
+                    each.update()
+
+            return step
+
+        return made
+
+    assert findings(audited(program(steps_with_both=True))) == []
+    assert "update-without-step" in findings(audited(program(steps_with_both=False)))

@@ -445,3 +445,26 @@ def test_a_program_that_diverges_applies_no_overflow() -> None:
         return diverges
 
     assert "overflow-applied" not in findings(audited(program))
+
+
+def test_a_step_that_comes_after_the_last_iteration_hides_no_overflow() -> None:
+    """Gradients of many iterations are added up: none of what is watched uses those that overflow."""
+
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        done = [0]
+
+        def step(batch: Tensor) -> None:
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(batch).float() - 0.3).square().mean()
+            scaler.scale(loss).backward()
+            if done[0] % 8 == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            done[0] += 1
+
+        return step
+
+    assert findings(audited(program)) == []

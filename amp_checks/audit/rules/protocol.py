@@ -280,11 +280,7 @@ def overflow_hidden(evidence: Evidence) -> Iterator[Found]:
 def _unanswered(trace: Trace) -> Iterator[Found]:
     """The program finds the overflow by itself and leaves the step out, without its scaler, as often as it comes."""
     steps = list(trace.of(Kind.SCALER_STEP))
-    overflows = [
-        event
-        for event in trace.of(Kind.BACKWARD)
-        if event.step == REHEARSED_AT and event.data["scaled"] and event.data.get("touched")
-    ]
+    overflows = [event for event in trace.of(Kind.BACKWARD) if event.step == REHEARSED_AT and event.data["scaled"]]
     scales = [next(trace.of(Kind.SCALE)).data["scale"], *trace.scales]
     fell = any(after < before for before, after in itertools.pairwise(scales))
     hidden = any(event.data.get("hidden") for event in trace.of(Kind.UNSCALE, Kind.SCALER_STEP))
