@@ -20,10 +20,6 @@ def _case(build: Callable[..., Any]) -> AuditCase:
     return AuditCase(id="mine.py:case", build=build)
 
 
-def _mse(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    return nn.functional.mse_loss(model(batch).float(), batch.float())
-
-
 def test_a_case_draws_the_same_numbers_wherever_its_file_lies(tmp_path: Path) -> None:
     files = [tmp_path / folder / "mine.py" for folder in ("here", "there")]
     for file in files:
