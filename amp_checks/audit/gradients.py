@@ -95,7 +95,7 @@ class Gradient:
         if now is None:
             return True
         moved = now.layout is torch.strided and self.memory is not None and now.data_ptr() != self.memory.data_ptr()
-        return (now is not self.held or private.version_of(now) != self.version or moved) and self.is_zero()
+        return (private.version_of(now) != self.version or moved) and self.is_zero()
 
     def is_zero(self) -> bool:
         """Whether it is there, and holds nothing but zeros."""

@@ -304,7 +304,7 @@ def commutes_with_the_scale(evidence: Evidence) -> bool:
     frozen = {name for name in amp.misused if _is_zero_in(name, amp) and _is_zero_in(name, exact)}
     if not (errors.keys() | frozen) & amp.misused or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
         return False
-    for name in amp.misused - frozen:
+    for name in amp.misused:
         traces = [(trace.gradients.get(name), trace.given.get(name)) for trace in (amp, exact)]
         pairs = [(used, given) for used, given in traces if used is not None and given is not None]
         if len(pairs) != 2 or len({value.shape for pair in pairs for value in pair}) != 1:

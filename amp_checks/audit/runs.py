@@ -217,8 +217,6 @@ def _scaled(case: AuditCase, backend: Backend, evidence: Evidence) -> Evidence:
     how: dict[str, Any] = {"neutral": True, "wide": _widest(evidence)}
     watch = Watch(ops=False, skip=amp.first_real, scales=amp.scales, follow=True)
     run(case, backend, watch, scaled=True, **how)
-    if watch.trace.failure is not None:
-        return evidence
     evidence = dataclasses.replace(evidence, scaled=watch.trace)
     if measures.worst_dependence(evidence) is None:
         return evidence

@@ -52,6 +52,17 @@ def test_gradients_that_rounding_makes_as_large_have_no_size() -> None:
         assert measures.wrong_size(evidence) == factor
 
 
+def test_what_is_all_rounding_error_depends_on_no_scale() -> None:
+    """Without a run in float64 nothing tells FP32's own error: then size does."""
+    plain = {"a": torch.ones(4), "b": torch.full((4,), 1e-9)}
+    evidence: Any = types.SimpleNamespace(fp32=Trace(given=plain), fp64=None)
+    for name, factor, found in (("b", 100.0, None), ("a", 1.0005, None), ("a", 1.5, ("a", 0.5))):
+        evidence.scaled = Trace(given=plain | {name: plain[name] * factor})
+        assert measures.worst_dependence(evidence) == found
+    evidence.scaled = None
+    assert measures.worst_dependence(evidence) is None
+
+
 def test_flushed_elements_do_not_make_gradients_small() -> None:
     long = {"a": torch.ones(1000, dtype=torch.float64)}
     flushed = {"a": long["a"] * (torch.arange(1000) == 0)}

@@ -188,6 +188,29 @@ def test_gradients_may_be_cleared_by_any_means(clear: Callable[[nn.Parameter], N
     assert findings(report) == [], text(report)
 
 
+def test_gradients_may_be_views_of_one_tensor_that_is_cleared() -> None:
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        parameters = list(model.parameters())
+        flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+        def step(batch: Tensor) -> None:
+            flat.zero_()
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(batch).float() - 0.3).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    report = audited(program)
+    assert findings(report) == [], text(report)
+
+
 @pytest.mark.parametrize("clear", [_new, _filled, _zeroed])
 def test_a_step_with_cleared_gradients_is_no_skipped_one(clear: Callable[[nn.Parameter], None]) -> None:
     """The scaler sees zeros, and leaves its scale as it is."""

@@ -137,3 +137,56 @@ def test_memory_of_a_replaced_gradient_is_not_given_to_another() -> None:
     assert gradient.was_zeroed()
     gradient.reset()
     assert gradient.memory is None
+
+
+def test_gradients_that_are_replaced_in_one_iteration_and_used_in_the_next_are_found() -> None:
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        done = [0]
+
+        def step(batch: Tensor) -> None:
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(batch).float() - 0.3).square().mean()
+            scaler.scale(loss).backward()
+            done[0] += 1
+            if done[0] % 2 == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                return
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clamp(-0.05, 0.05)
+
+        return step
+
+    assert findings(audited(program)) == ["scaled-gradients-changed"]
+
+
+def test_a_norm_that_gradients_are_divided_by_is_read_and_changes_nothing() -> None:
+    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        del scaler
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                norm = parameter.grad.norm()
+                parameter.grad = parameter.grad / norm
+
+    report = audited(loop(between=between))
+    ops = {(one.rule, one.op) for one in report.diagnostics if one.rule.startswith("scaled-gradients")}
+    assert ops == {
+        ("scaled-gradients-read", "aten::linalg_vector_norm"),
+        ("scaled-gradients-changed", "aten::div.Tensor"),
+    }
+
+
+def test_every_op_on_the_way_of_a_replaced_gradient_is_told() -> None:
+    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        del scaler
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                made = parameter.grad.clamp(-0.05, 0.05)
+                parameter.grad = made + 0.0
+
+    ops = [one.op for one in audited(loop(between=between)).diagnostics if one.rule == "scaled-gradients-changed"]
+    assert ops == ["aten::clamp", "aten::add.Tensor"]
