@@ -104,10 +104,6 @@ def _is_move(op: str) -> bool:
     return op.partition(".")[0] in MOVES
 
 
-def _is_read(event: Event, op: str, where: str | None) -> bool:
-    return event.kind is Kind.GRADIENT_READ and event.where == where and event.data["op"] == op
-
-
 class OpMode(TorchDispatchMode):
     """Hands each op to `OpWatch`, unless the watch wants quiet."""
 
@@ -451,8 +447,6 @@ class OpWatch:
                 continue
             found = self.derived.get(now.untyped_storage().data_ptr())
             for op, frame in found.makers if found is not None else ():
-                events = self._watch.trace.events
-                events[:] = [one for one in events if not _is_read(one, op, line(frame))]
                 if not _is_move(op):
                     gradient.misused = True
                     self.tell(Kind.GRADIENT_WRITTEN, once=True, frame=frame, op=op, late=False)
