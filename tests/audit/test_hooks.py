@@ -10,7 +10,7 @@ import torch
 from audited_loops import Program, audited, findings, hook, loop
 from torch import Tensor, nn
 
-from amp_checks.audit import dependence
+from amp_checks.audit import Severity, dependence
 from amp_checks.audit.dependence import Made
 from amp_checks.audit.report import text
 
@@ -300,3 +300,48 @@ def test_each_scaler_is_updated_after_its_own_step() -> None:
 
     assert findings(audited(program(steps_with_both=True))) == []
     assert "update-without-step" in findings(audited(program(steps_with_both=False)))
+
+
+def test_fused_optimizers_unscale_in_their_kernels() -> None:
+    def program(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Callable[[Tensor], None]:
+        del optimizer
+        fused = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+        return loop(before=ADDED)(model, fused, scaler)
+
+    assert findings(audited(program)) == ["gradients-depend-on-scale"]
+
+
+def test_a_wrong_loss_and_a_wrong_factor_are_two_errors() -> None:
+    """What is done to gradients after backward does not follow from the loss, however wrong that is."""
+
+    def program(factor: float) -> Program:
+        def made(
+            model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+        ) -> Callable[[Tensor], None]:
+            clock = (40000.0 + torch.arange(16.0))[:, None]
+
+            def step(batch: Tensor) -> None:
+                optimizer.zero_grad()
+                times = clock.half()
+                with torch.autocast("cpu", torch.float16):
+                    output = model(batch)
+                loss = (output.float() - (times - times[0]).float() / 8.0).square().mean()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                for parameter in model.parameters():
+                    if parameter.grad is not None and scaler.is_enabled():
+                        parameter.grad /= factor
+                scaler.step(optimizer)
+                scaler.update()
+
+            return step
+
+        return made
+
+    def errors(factor: float) -> set[str]:
+        return {one.rule for one in audited(program(factor)).diagnostics if one.severity is Severity.ERROR}
+
+    assert errors(1.0) == {"loss-differs"}
+    assert errors(64.0) == {"loss-differs", "gradients-off-scale"}

@@ -491,3 +491,17 @@ def test_a_step_that_comes_after_the_last_iteration_hides_no_overflow() -> None:
         return step
 
     assert findings(audited(program)) == []
+
+
+def test_a_change_that_hides_an_overflow_is_told_with_it() -> None:
+    """That it commutes with the loss scale is no excuse here."""
+
+    def between(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        del scaler
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    report = audited(loop(between=between))
+    told = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-scale"]
+    assert told == [("overflow-hidden", None), ("scaled-gradients-changed", "overflow-hidden")]
