@@ -27,7 +27,7 @@ _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
 _SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
-_OF_SCALERS = ("scale", "unscale_", "update", "_check_inf_per_device")
+_OF_SCALERS = ("scale", "unscale_", "_check_inf_per_device")
 """Methods of `torch.amp.GradScaler` whose own arithmetic stays in float32: its kernels take nothing else."""
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
