@@ -319,6 +319,22 @@ def _bisect(
     return safe, unsafe
 
 
+@functools.cache
+def flushes_subnormals() -> bool:
+    """Whether products in bfloat16 make zero of subnormal results on this processor.
+
+    oneDNN's kernels do where AVX-512 or AMX has instructions for bfloat16, as those instructions do; its others, and
+    torch's own, do not.
+    """
+    tiny = torch.full((64, 64), torch.finfo(torch.bfloat16).tiny, dtype=torch.bfloat16)
+    with private.no_function_modes(), torch.no_grad():
+        return not bool((tiny @ (torch.eye(64) / 2).bfloat16()).any())
+
+
+FLUSHED = torch.finfo(torch.bfloat16).tiny / (BOUND.value * torch.finfo(torch.bfloat16).eps)
+"""From this magnitude of a bfloat16 result on, zeros in the place of its subnormal elements are within `BOUND`."""
+
+
 def agree(one: float, other: float) -> float:
     """How far two edges lie apart, in octaves; 0 where both are NaN."""
     if math.isnan(one) or math.isnan(other):

@@ -74,10 +74,13 @@ def check_safe_range(case: RangeCase, backend: Backend) -> Iterator[Finding]:
     """The measured range of safe magnitudes is the one that the row claims, forward and backward, at both ends.
 
     On a device that is not the CPU, neither by kernel nor by emulation, a wider range is no fault: limits of kernels
-    were measured on the CPU.
+    were measured on the CPU. On a processor that makes zero of subnormal numbers in bfloat16, ranges may end where that
+    begins to count.
     """
+    flushes = backend.dtype == "bfloat16" and not _wider_is_fine(backend) and ranges.flushes_subnormals()
     for direction, found in ranges.measure(case, backend).items():
         claimed = claim(case.stated(backend, direction), found.ideal)
+        claimed = flushed(claimed, found.amp) if flushes else claimed
         yield from edges(
             direction,
             found.amp,
@@ -85,6 +88,15 @@ def check_safe_range(case: RangeCase, backend: Backend) -> Iterator[Finding]:
             why=f"{case.policy(backend.device_type)}; {claimed.why}",
             wider_is_fine=_wider_is_fine(backend),
         )
+
+
+def flushed(claimed: Claim, found: ranges.Range) -> Claim:
+    """The claim where subnormal numbers are zero: its lower end may be as high as `ranges.FLUSHED`."""
+    low = min(found.low, ranges.FLUSHED)
+    if not claimed.range.low < low or found.below not in WRONG:
+        return claimed
+    moved = dataclasses.replace(claimed.range, low=low, below=found.below)
+    return Claim(range=moved, why=f"{claimed.why}; this processor makes zero of subnormal numbers in bfloat16")
 
 
 def _wider_is_fine(backend: Backend) -> bool:
