@@ -415,6 +415,25 @@ def set_growth_tracker(scaler: Any, tracker: torch.Tensor | None) -> None:
     scaler._growth_tracker = tracker
 
 
+# --- Memory: what an op keeps of memory that nobody has written to. ---
+
+_set_deterministic: Callable[..., None] = _private(
+    "_C._set_deterministic_algorithms", "to fill new memory without the compiler, which the public function imports"
+)
+
+
+@contextmanager
+def new_memory_is_nan() -> Iterator[None]:
+    """Fill new memory with NaN inside: what is kept of it before it is written to is never right by chance."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    _set_deterministic(True, warn_only=True)
+    try:
+        yield
+    finally:
+        _set_deterministic(before, warn_only=warns)
+
+
 # --- Graphs: the casts that a region records, seen on tensors that hold no data. ---
 
 

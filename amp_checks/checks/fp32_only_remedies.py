@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from amp_checks import _torch_private as private
 from amp_checks.core import Backend
 
 Op = Callable[..., Any]
@@ -75,8 +76,12 @@ def checkpointed_reentrant(backend: Backend, op: Op, *tensors: torch.Tensor) -> 
 
 
 def _checkpoint(backend: Backend, op: Op, tensors: tuple[torch.Tensor, ...], *, use_reentrant: bool) -> Any:
+    def forced(*given: torch.Tensor) -> Any:
+        with private.new_memory_is_nan():  # a checkpoint may keep it
+            return disabled_region(backend, op, *given)
+
     try:
-        return checkpoint(lambda *given: disabled_region(backend, op, *given), *tensors, use_reentrant=use_reentrant)
+        return checkpoint(forced, *tensors, use_reentrant=use_reentrant)
     except Exception as error:
         # In torch 2.11 a checkpoint whose function raised leaves its hooks on until the frames of the traceback are
         # gone: they would take hold of what the next item saves for backward.
