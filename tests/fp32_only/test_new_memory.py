@@ -28,10 +28,15 @@ def test_the_flags_come_back(before: tuple[bool, bool]) -> None:
     mode, warns = before
     private._set_deterministic(mode, warn_only=warns)
     try:
-        with pytest.raises(ValueError, match="stop"), private.new_memory_is_nan():
-            assert torch.empty(8).isnan().all()
-            raise ValueError("stop")
+        with pytest.raises(ValueError, match="stop"):
+            _stops()
         after = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         assert after == before
     finally:
         private._set_deterministic(False, warn_only=False)
+
+
+def _stops() -> None:
+    with private.new_memory_is_nan():
+        assert torch.empty(8).isnan().all()
+        raise ValueError("stop")
