@@ -51,7 +51,7 @@ class Rehearsal:
         for gradient in (one for group in scaled for one in group):
             value = gradient.parameter.grad
             assert value is not None
-            if not value.is_sparse:  # which has no such kernel, and is what backward made of infinity
+            if value.layout is torch.strided:  # others have no such kernel, and are what backward made of infinity
                 value.fill_(torch.inf)
             gradient.rehearsed = True
         where, self._hidden_at = self._hidden_at, None
@@ -84,13 +84,22 @@ class Rehearsal:
 
 
 def _holds_finite(gradient: Gradient) -> bool:
-    assert gradient.parameter.grad is not None
-    return _is_finite(gradient.parameter.grad)
+    found = _floating(gradient.parameter.grad)
+    return bool(found) and all(map(_is_finite, found))
 
 
 def _floating(values: Any) -> list[Tensor]:
-    # Numbers of 8 bits know no infinity, or no function that looks for it.
-    return [value for value in scaling.tensors(values) if value.is_floating_point() and value.dtype.itemsize > 1]
+    return [value for value in scaling.tensors(values) if _can_be_looked_at(value)]
+
+
+def _can_be_looked_at(value: Tensor) -> bool:
+    """Whether there is a function that looks for an infinity in it.
+
+    There is none for numbers of 8 bits, nested tensors, compressed sparse ones, and those that hold no data.
+    """
+    plain = type(value) in (Tensor, torch.nn.Parameter) and not value.is_nested and not value.is_meta
+    numbers = value.is_floating_point() and value.dtype.itemsize > 1
+    return plain and numbers and value.layout in (torch.strided, torch.sparse_coo)
 
 
 def _is_finite(value: Tensor) -> bool:

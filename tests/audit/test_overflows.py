@@ -9,6 +9,7 @@ import torch
 from audited_loops import Program, audited, findings, hook, loop
 from torch import Tensor, nn
 
+from amp_checks import _torch_private as private
 from amp_checks.audit.report import text
 
 
@@ -401,6 +402,38 @@ def test_numbers_of_8_bits_are_met_and_left_alone() -> None:
         return gradient
 
     assert findings(audited(loop(loss=loss, before=hook(through)))) == []
+
+
+def _fake(gradient: Tensor) -> Tensor:
+    """As a compiler sees it."""
+    with private.fake_tensor_mode() as mode:
+        made: Tensor = mode.from_tensor(gradient) * 2.0
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda gradient: gradient.reshape(-1, 2).to_sparse_csr(),
+        lambda gradient: gradient.to("meta"),
+        lambda gradient: torch.nested.nested_tensor([gradient.flatten(), gradient.flatten()[:2]]),
+        lambda gradient: torch.complex(gradient, gradient).abs(),
+        lambda gradient: gradient.to_sparse(),
+        _fake,
+    ],
+    ids=["compressed", "meta", "nested", "complex", "sparse", "fake"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_any_kind_may_be_made_of_an_overflow(make: Callable[[Tensor], Tensor]) -> None:
+    """What cannot be looked at is left alone: an exception of ours would be told as the program's."""
+
+    def uses(gradient: Tensor, scale: Callable[[], float]) -> Tensor:
+        del scale
+        make(gradient) * 2.0
+        return gradient
+
+    report = audited(loop(before=hook(uses)))
+    assert findings(report) == [], text(report)
 
 
 def test_a_program_that_exits_on_an_overflow_is_told_so() -> None:
