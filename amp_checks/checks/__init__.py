@@ -1,1 +1,0 @@
-"""Checks: generators that measure one property of one case under one backend."""

@@ -1,1 +1,0 @@
-"""Planted faults, with the checks that must catch them."""
