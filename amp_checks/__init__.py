@@ -20,11 +20,12 @@ _HOME = {
     "Result": "core",
     "Status": "core",
     "attempt": "core",
-    "run": "suite",
+    "cases": "families",
+    "run": "families",
     "backend": "backends",
-    "checks_for": "suite",
-    "collect": "suite",
-    "parametrize_with_checks": "suite",
+    "checks_for": "families",
+    "collect": "families",
+    "parametrize_with_checks": "families",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are strings, of one table

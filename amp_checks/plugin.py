@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from amp_checks import time_limit
+from amp_checks.pytest_plugin import time_limit
 
 if TYPE_CHECKING:
-    from amp_checks.session import Session
+    from amp_checks.pytest_plugin.session import Session
 
 SUITE = Path(__file__).parent / "conformance" / "suite.amp"
 _RESULTS = pytest.StashKey[list[Any]]()
@@ -87,7 +87,7 @@ class Hooks:
     @property
     def session(self) -> Session:
         if self._session is None:
-            from amp_checks.session import Session
+            from amp_checks.pytest_plugin.session import Session
 
             self._session = Session(self.config, asked=self.asked)
         return self._session
@@ -102,7 +102,7 @@ class Hooks:
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path.name != SUITE.name or file_path.resolve() != SUITE:
             return None
-        from amp_checks.items import SuiteFile
+        from amp_checks.pytest_plugin.items import SuiteFile
 
         collector: pytest.Collector = SuiteFile.from_parent(parent, path=file_path, state=self.session)
         return collector
@@ -124,10 +124,10 @@ class Hooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        core = sys.modules.get("amp_checks.core")
-        if core is None:  # nothing of ours is in use, so nothing can be recorded
+        measure = sys.modules.get("amp_checks.suite.measure")
+        if measure is None:  # nothing of ours is in use, so nothing can be recorded
             return (yield)
-        with core.recording() as results:
+        with measure.recording() as results:
             item.stash[_RESULTS] = results
             value = yield
         if not results and (given := _given(item)):
@@ -188,7 +188,7 @@ class Hooks:
 
 def _given(item: pytest.Item) -> str | None:
     """The id of the suite's item that `parametrize_with_checks` gave to a user's test; None for other tests."""
-    if (suite := sys.modules.get("amp_checks.suite")) is None:
+    if (suite := sys.modules.get("amp_checks.suite.collect")) is None:
         return None
     values = getattr(getattr(item, "callspec", None), "params", {}).values()
     return next((value.id for value in values if isinstance(value, suite.Item)), None)

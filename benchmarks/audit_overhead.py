@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from amp_checks import backends
-from amp_checks.audit import ops, patches, runs
-from amp_checks.audit.training import AuditCase, Training
-from amp_checks.audit.watch import Watch
+from amp_checks.audit.case import AuditCase, Training
+from amp_checks.audit.runs import plan
+from amp_checks.audit.watching import ops, patches
+from amp_checks.audit.watching.watch import Watch
 from amp_checks.core import Backend
 
 LIMIT = 2.5
@@ -152,7 +153,7 @@ def main() -> None:
         for label, wide in (("FP32", torch.float32), ("float64", torch.float64)):
             watch = Watch(ops=False)
             seconds = timed(
-                lambda name=name, watch=watch, wide=wide: runs.run(  # type: ignore[misc]
+                lambda name=name, watch=watch, wide=wide: plan.run(  # type: ignore[misc]
                     case(name), backend, watch, neutral=True, wide=wide
                 )
             )

@@ -13,8 +13,10 @@ import importlib
 import sys
 import warnings
 
-from amp_checks import backends, data
-from amp_checks.audit import AuditCase, measures, runs
+from amp_checks import backends
+from amp_checks.audit import AuditCase, measures
+from amp_checks.audit.runs import plan
+from amp_checks.records import fixtures
 
 
 def main() -> None:
@@ -22,7 +24,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="pairs whose name holds this")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    folder = data.fixture("audit")
+    folder = fixtures.fixture("audit")
     sys.path.insert(0, str(folder))
     for path in sorted(folder.glob("loops_*.py")):
         importlib.import_module(path.stem)
@@ -33,7 +35,7 @@ def main() -> None:
         for name in pair.backends:
             for fault in (False, True):
                 case = AuditCase(id=pair.id, build=pair.twin(fault=fault))
-                evidence = runs.gather(case, backends.backend(name))
+                evidence = plan.gather(case, backends.backend(name))
                 row = (
                     max(measures.ratios(evidence).values(), default=0.0),
                     measures.loss_ratio(evidence) or 0.0,

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 
 from amp_checks import backends
+from amp_checks.backends.observe import observe
 from amp_checks.core import Backend
-from amp_checks.observe import observe
 from amp_checks.reference import digits, language, loop
 from amp_checks.reference.loop import Learner, Precision, Turn, Validation
 from amp_checks.reference.memory import bytes_for_backward

@@ -19,9 +19,9 @@ import matplotlib as mpl
 import torch
 
 from amp_checks import backends
-from amp_checks.cases.convergence import CASES, ConvergenceCase
-from amp_checks.checks.convergence import survival
 from amp_checks.core import Backend, Raised
+from amp_checks.families.convergence.cases import CASES, ConvergenceCase
+from amp_checks.families.convergence.checks import survival
 from amp_checks.reference import loop
 from amp_checks.reference.loop import Trajectory
 

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, core, suite
-from amp_checks.cases.convergence import CASES
-from amp_checks.checks import convergence as checks
+from amp_checks import backends, families
 from amp_checks.core import Status
+from amp_checks.families.convergence import checks
+from amp_checks.families.convergence.cases import CASES
+from amp_checks.suite.measure import measure
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 
@@ -58,13 +59,13 @@ def main() -> int:
         if not case.full
         and case.id != "as_published"
         and (not options.task or case.id in options.task)
-        and core.measure(checks.check_learns, case, backend).status is Status.PASSED
+        and measure(checks.check_learns, case, backend).status is Status.PASSED
     ]
     rows: list[dict[str, Any]] = []
     for number in range(options.repeats):
         case, backend = runnable[number % len(runnable)]
         fresh = dataclasses.replace(case, first_seed=options.first_seed + 10 * (number // len(runnable)))
-        results = [core.measure(check, fresh, backend) for check in suite.checks_for(fresh)]
+        results = [measure(check, fresh, backend) for check in families.checks_for(fresh)]
         failed = [f"{r.check}: {f.describe()}" for r in results for f in r.failures]
         failed += [r.message for r in results if r.status is Status.ERROR]
         rows.append({"task": case.id, "backend": backend.id, "first_seed": fresh.first_seed, "failed": failed})

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, core, suite
-from amp_checks.cases.convergence import CASES, ConvergenceCase
-from amp_checks.checks import convergence as checks
+from amp_checks import backends, families
 from amp_checks.core import Backend, Status
-from amp_checks.mutants.convergence_controls import CONTROLS, Control
+from amp_checks.families.convergence import checks
+from amp_checks.families.convergence.cases import CASES, ConvergenceCase
+from amp_checks.families.convergence.mutants.controls import CONTROLS, Control
+from amp_checks.suite.measure import measure
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 
@@ -31,9 +32,9 @@ DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cud
 def cell(control: Control, case: ConvergenceCase, backend: Backend) -> dict[str, Any]:
     """One control in one task on one backend: who notices, and the statistic of the losses."""
     noticed, statistic = [], 0.0
-    for check in suite.checks_for(case):
+    for check in families.checks_for(case):
         with control.plant(backend) as faulty:
-            result = core.measure(check, case, faulty)
+            result = measure(check, case, faulty)
         if result.status is Status.FAILED:
             noticed.append(check.__name__)
         if check.__name__ == "check_trains_like_fp32":
@@ -65,7 +66,7 @@ def main() -> int:
         for case in CASES:
             if case.full or case.id == "as_published" or (options.task and case.id not in options.task):
                 continue
-            if core.measure(checks.check_learns, case, backend).status is not Status.PASSED:
+            if measure(checks.check_learns, case, backend).status is not Status.PASSED:
                 print(f"{case.id} does not train on {name} here, fault or no fault: left out", file=sys.stderr)
                 continue
             for control in CONTROLS:

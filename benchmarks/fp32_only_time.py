@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from amp_checks import backends, suite
+from amp_checks import backends
+from amp_checks.suite import collect
 
 
 def main(names: list[str]) -> None:
@@ -20,7 +21,7 @@ def main(names: list[str]) -> None:
     total = first = 0.0
     seconds: dict[str, float] = {}
     for name in names or list(backends.default_ids()):
-        items = suite.collect(backends=[backends.backend(name)], families=["fp32-only"])
+        items = collect.collect(backends=[backends.backend(name)], families=["fp32-only"])
         cpu = time.process_time()
         for item in items:
             item.run()

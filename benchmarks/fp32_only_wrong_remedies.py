@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from amp_checks import policy, support
-from amp_checks.cases.fp32_only import FORCED
-from amp_checks.cases.fp32_only_rows import Fp32OnlyCase
 from amp_checks.core import CastPolicy
+from amp_checks.families.fp32_only.cases import FORCED
+from amp_checks.families.fp32_only.rows import Fp32OnlyCase
+from amp_checks.records import cast_policy, low_precision
 
 OUT = Path(__file__).parent.parent / "fixtures" / "fp32_only" / "wrong_remedies.json"
 
@@ -88,10 +88,10 @@ def verdicts(row: Fp32OnlyCase, device: str, rules: dict[str, CastPolicy]) -> di
 def matrix() -> dict[str, object]:
     """Torch version -> device type -> row -> wrong remedy -> verdict and reason."""
     tables: dict[str, object] = {}
-    for version, found in support.recorded().items():
+    for version, found in low_precision.recorded().items():
         devices: dict[str, object] = {}
         for device, record in found.items():
-            table = policy.table_for(version)
+            table = cast_policy.table_for(version)
             rules = dict(table.of(device, cuda_build=True))
             lacking = {name for ops in record.ops.values() for name, seen in ops.items() if seen.lacks}
             devices[device] = {

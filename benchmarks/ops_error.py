@@ -12,11 +12,14 @@ import sys
 
 import torch
 
-from amp_checks import backends, core, policy, suite
-from amp_checks.cases.ops_inputs import Plan
-from amp_checks.cases.ops_rows import OpCase
-from amp_checks.checks import ops, ops_by_hand, ops_error
+from amp_checks import backends
 from amp_checks.core import Backend, CastPolicy
+from amp_checks.families.ops import by_hand, checks, error
+from amp_checks.families.ops.inputs import Plan
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.records import cast_policy
+from amp_checks.suite import collect
+from amp_checks.suite.measure import measure
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 
@@ -24,22 +27,22 @@ DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cud
 def passed_off(case: OpCase, backend: Backend) -> float:
     """The error of the op's correct float16 result rounded to bfloat16."""
     with backend.activate():
-        reference = ops_by_hand.outcome("float64", ops._reference(case, backend).run)  # noqa: SLF001
-        call = ops._by_hand(case, backend, Plan.FLOAT32)  # noqa: SLF001
-        got = ops_by_hand.outcome("by hand", call.run)
+        reference = by_hand.outcome("float64", checks._reference(case, backend).run)  # noqa: SLF001
+        call = checks._by_hand(case, backend, Plan.FLOAT32)  # noqa: SLF001
+        got = by_hand.outcome("by hand", call.run)
     pairs = zip(got.tensors, reference.tensors, strict=False)
-    return max((ops_error.error_of(a.bfloat16().half(), b, run_dtype=torch.float16) for a, b in pairs), default=0.0)
+    return max((error.error_of(a.bfloat16().half(), b, run_dtype=torch.float16) for a, b in pairs), default=0.0)
 
 
 def lowered(case: OpCase, backend: Backend) -> float:
     """The error of a float32 op of which every input was rounded to float16: the mildest way to lose a float32 rule."""
-    reference = ops_by_hand.outcome("float64", ops._reference(case, backend).run)  # noqa: SLF001
-    call = ops_by_hand.call_of(case, backend, Plan.FLOAT32)
+    reference = by_hand.outcome("float64", checks._reference(case, backend).run)  # noqa: SLF001
+    call = by_hand.call_of(case, backend, Plan.FLOAT32)
     rounded = call.with_tensors(lambda t: t.half().float() if t.dtype is torch.float32 else t)
-    got = ops_by_hand.outcome("rounded", rounded.run)
+    got = by_hand.outcome("rounded", rounded.run)
     pairs = zip(got.tensors, reference.tensors, strict=False)
     floats = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
-    return max((ops_error.error_of(a, b, run_dtype=torch.float32) for a, b in floats), default=float("nan"))
+    return max((error.error_of(a, b, run_dtype=torch.float32) for a, b in floats), default=float("nan"))
 
 
 def main() -> None:
@@ -48,27 +51,27 @@ def main() -> None:
     worst: dict[tuple[str, str, str], tuple[float, str]] = collections.defaultdict(lambda: (0.0, ""))
     impostors: dict[str, float] = {}
     losses: dict[str, float] = {}
-    for item in suite.collect(backends=chosen, families=["ops"], full=True):
+    for item in collect.collect(backends=chosen, families=["ops"], full=True):
         if item.check.__name__ not in ("check_error", "check_gradient_error"):
             continue
         case = item.case
         assert isinstance(case, OpCase)
-        result = core.measure(item.check, case, item.backend)
+        result = measure(item.check, case, item.backend)
         for finding in result.findings:
             if "error against float64" in finding.subject:
                 width = "float32" if finding.subject.endswith("float32") else "16-bit"
                 kind = "any" if width == "16-bit" else case.noise
                 key = (item.check.__name__, width, kind)
                 worst[key] = max(worst[key], (finding.ratio, f"{case.id} on {item.backend.id}"))
-        lowers = policy.of(case.id, item.backend.device_type) is CastPolicy.LOWER_PRECISION_FP
+        lowers = cast_policy.of(case.id, item.backend.device_type) is CastPolicy.LOWER_PRECISION_FP
         if lowers and item.backend.dtype == "float16" and item.check.__name__ == "check_error" and not case.fails:
             impostors[case.id] = max(impostors.get(case.id, 0.0), passed_off(case, item.backend))
-        single = policy.of(case.id, item.backend.device_type) is CastPolicy.FP32 and not item.backend.emulated
+        single = cast_policy.of(case.id, item.backend.device_type) is CastPolicy.FP32 and not item.backend.emulated
         if single and item.backend.dtype == "float16" and item.check.__name__ == "check_error":
             losses[case.id] = lowered(case, item.backend)
     for (check, width, kind), (ratio, where) in sorted(worst.items()):
         print(f"{check:<22}{width:<9}{kind:<15}healthy up to {ratio:.2f} ({where})")
-    bound = ops_error.SIXTEEN_BITS.forward.value
+    bound = error.SIXTEEN_BITS.forward.value
     seen = sum(ratio > bound for ratio in impostors.values())
     weak = sorted((ratio, name) for name, ratio in losses.items() if ratio == ratio)  # noqa: PLR0124 - NaN: no floats
     print(

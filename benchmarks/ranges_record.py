@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
-from amp_checks import backends, ranges_command
-from amp_checks.cases.ranges import CASES
+from amp_checks import backends
+from amp_checks.cli import ranges
+from amp_checks.families.ranges.cases import CASES
 from amp_checks.report import ranges as report
 
 BACKENDS = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
@@ -25,7 +26,7 @@ BACKENDS = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cu
 def main() -> None:
     """Measure every row and write the file."""
     torch.set_num_threads(1)
-    lines, without = ranges_command.measured(CASES, [backends.backend(name) for name in BACKENDS])
+    lines, without = ranges.measured(CASES, [backends.backend(name) for name in BACKENDS])
     told: dict[tuple[str, str], dict[str, list[object]]] = {}
     for line in lines:
         ends = [None if end is None else float(f"{end:.5g}") for end in (line.low, line.high)]

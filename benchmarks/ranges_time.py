@@ -15,11 +15,13 @@ import warnings
 
 import torch
 
-from amp_checks import backends, core, ranges
-from amp_checks.cases.ranges import CASES
-from amp_checks.cases.ranges_inputs import DIRECTIONS, SAFE, RangeCase
-from amp_checks.checks import ranges as checks
+from amp_checks import backends
 from amp_checks.core import Backend
+from amp_checks.families.ranges import checks
+from amp_checks.families.ranges import probe as ranges
+from amp_checks.families.ranges.cases import CASES
+from amp_checks.families.ranges.inputs import DIRECTIONS, SAFE, RangeCase
+from amp_checks.suite.measure import measure
 
 Figure = tuple[float, str]
 
@@ -55,7 +57,7 @@ def main() -> None:
                 continue
             for check in checks.checks_for(case):
                 began = time.process_time()
-                result = core.measure(check, case, backend)
+                result = measure(check, case, backend)
                 spent[check.__name__, backend.id] += time.process_time() - began
                 items += 1
                 failed += len(result.failures) > 0

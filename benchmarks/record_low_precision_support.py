@@ -11,11 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from amp_checks import backends, support
+from amp_checks import backends
+from amp_checks.records import low_precision
 
 
 def main(folder: str) -> None:
-    found = {device: support.run_here(device) for device in reversed(backends.REAL)}
+    found = {device: low_precision.run_here(device) for device in reversed(backends.REAL)}
     cpu = found["cpu"]
     document = {
         "source": "torch.testing._internal.common_methods_invocations.op_db: its samples, run, and supported_dtypes",
@@ -27,7 +28,7 @@ def main(folder: str) -> None:
                 "ran": each.ran,
                 "looked_at": each.looked_at,
                 "ops": {
-                    dtype: {op: support.to_json(seen) for op, seen in sorted(ops.items())}
+                    dtype: {op: low_precision.to_json(seen) for op, seen in sorted(ops.items())}
                     for dtype, ops in each.ops.items()
                 },
             }

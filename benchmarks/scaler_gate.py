@@ -12,14 +12,15 @@ import time
 
 import torch
 
-from amp_checks import backends, suite
+from amp_checks import backends
+from amp_checks.suite import collect
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     total = 0.0
     for name in names or list(backends.default_ids()):
-        items = suite.collect(backends=[backends.backend(name)], families=["scaler"])
+        items = collect.collect(backends=[backends.backend(name)], families=["scaler"])
         for item in items:
             item.run()
         began, cpu = time.perf_counter(), time.process_time()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import random
-import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from stubs import StubCase, check_stub
 
-from amp_checks import core, numerics, suite
+from amp_checks.families import FAMILIES, Family
+from amp_checks.torch_api import numerics
 
 pytest_plugins = ["pytester"]
 
@@ -21,10 +20,7 @@ pytest_plugins = ["pytester"]
 for _name in ("torch", "torch._dynamo", "scipy.stats"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
-for _module in suite.FAMILIES.values():
-    for _package in ("cases", "checks"):
-        importlib.import_module(f"amp_checks.{_package}.{_module}")
-importlib.import_module("amp_checks.planting")
+assert all(family.cases for family in FAMILIES.values())  # each is imported when it is first asked for
 with contextlib.suppress(ImportError):
     from amp_checks.report import html, plots  # noqa: F401 - loaded, not used
 
@@ -46,16 +42,7 @@ def stub_suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[StubCase]]
     """Replace the families by one, ``stub``, with the given rows, for runs inside this process."""
 
     def install(cases: Sequence[StubCase]) -> None:
-        def checks_for(_: StubCase) -> Iterator[core.Check]:
-            yield check_stub
-
-        modules: dict[str, dict[str, object]] = {"cases": {"CASES": tuple(cases)}, "checks": {"checks_for": checks_for}}
-        for package, content in modules.items():
-            module = types.ModuleType(f"amp_checks.{package}.stub")
-            vars(module).update(content)
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(suite, "FAMILIES", {"stub": "stub"})
-        # The plugin records around the very test that uses this fixture; what stands in must not reach it.
-        monkeypatch.setattr(core, "_recorders", [])
+        stub = Family(name="stub", cases=cases, checks_for=lambda _: iter([check_stub]))
+        monkeypatch.setattr(FAMILIES, "_families", {"stub": stub})
 
     return install

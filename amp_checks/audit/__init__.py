@@ -8,34 +8,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from amp_checks.audit.command import DESCRIPTION, add_arguments, main
-
 if TYPE_CHECKING:
-    from amp_checks.audit.diagnostics import Diagnostic, Severity
+    from amp_checks.audit.case import AuditCase, Training, load
+    from amp_checks.audit.finding import Diagnostic, Severity
     from amp_checks.audit.report import Report, audit
-    from amp_checks.audit.training import AuditCase, Training, load
 
 __all__ = [
-    "DESCRIPTION",
     "AuditCase",
     "Diagnostic",
     "Report",
     "Severity",
     "Training",
-    "add_arguments",
     "audit",
     "load",
-    "main",
 ]
 
 _HOMES = {
-    "AuditCase": "training",
-    "Diagnostic": "diagnostics",
+    "AuditCase": "case",
+    "Diagnostic": "finding",
     "Report": "report",
-    "Severity": "diagnostics",
-    "Training": "training",
+    "Severity": "finding",
+    "Training": "case",
     "audit": "report",
-    "load": "training",
+    "load": "case",
 }
 
 

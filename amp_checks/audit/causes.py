@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from amp_checks.audit import measures
-from amp_checks.audit.diagnostics import Diagnostic, Severity
-from amp_checks.audit.mending import Mend
+from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.rules import RULES, judge
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind, Trace
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.runs.undo import Mend
+from amp_checks.audit.watching.trace import Kind, Trace
 
 Shared = Callable[[Evidence, Diagnostic, Diagnostic], bool]
 Without = Callable[[Mend], Evidence | None]

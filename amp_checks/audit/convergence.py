@@ -6,10 +6,10 @@ import dataclasses
 import math
 import statistics
 
-from amp_checks.audit.diagnostics import Diagnostic, Severity
-from amp_checks.audit.runs import run
-from amp_checks.audit.training import AuditCase
-from amp_checks.audit.watch import Watch
+from amp_checks.audit.case import AuditCase
+from amp_checks.audit.finding import Diagnostic, Severity
+from amp_checks.audit.runs.plan import run
+from amp_checks.audit.watching.watch import Watch
 from amp_checks.core import Backend
 from amp_checks.reference import parity
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from amp_checks.core import UsageError
 
 if TYPE_CHECKING:
-    from amp_checks.audit.diagnostics import Diagnostic
+    from amp_checks.audit.finding import Diagnostic
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from amp_checks.numerics import Threshold
+from amp_checks.torch_api.numerics import Threshold
 
 if TYPE_CHECKING:
-    from amp_checks.audit.runs import Evidence
-    from amp_checks.audit.trace import Trace
+    from amp_checks.audit.runs.plan import Evidence
+    from amp_checks.audit.watching.trace import Trace
 
 GRADIENT_ERROR = Threshold(
     value=24.0,

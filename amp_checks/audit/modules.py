@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import torch
 
-from amp_checks.audit import magnitudes
-from amp_checks.audit.diagnostics import Diagnostic
-from amp_checks.audit.magnitudes import Magnitudes
+from amp_checks.audit.finding import Diagnostic
 from amp_checks.audit.measures import low_dtype
-from amp_checks.audit.trace import Op, Trace
+from amp_checks.audit.watching import magnitudes
+from amp_checks.audit.watching.magnitudes import Magnitudes
+from amp_checks.audit.watching.trace import Op, Trace
 
 OUTSIDE = "(outside any module)"
 

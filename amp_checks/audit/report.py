@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
-from amp_checks.audit import causes, magnitudes, rules
+from amp_checks.audit import causes, rules
+from amp_checks.audit.case import AuditCase
 from amp_checks.audit.convergence import compare_seeds
-from amp_checks.audit.diagnostics import Diagnostic, Severity
+from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
-from amp_checks.audit.magnitudes import Magnitudes
 from amp_checks.audit.measures import draws_in_16_bits, low_dtype
 from amp_checks.audit.modules import ModuleFacts, by_module, first_scale, together
-from amp_checks.audit.runs import Evidence, gather, mended
-from amp_checks.audit.trace import Trace
-from amp_checks.audit.training import AuditCase
+from amp_checks.audit.runs.plan import Evidence, gather, mended
+from amp_checks.audit.watching import magnitudes
+from amp_checks.audit.watching.magnitudes import Magnitudes
+from amp_checks.audit.watching.trace import Trace
 from amp_checks.core import Backend, first_line
 
 

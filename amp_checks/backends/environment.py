@@ -52,7 +52,7 @@ def describe() -> Environment:
 
 
 def _salt() -> str:
-    from amp_checks.numerics import SALT
+    from amp_checks.torch_api.numerics import SALT
 
     return f"; {SALT}={os.environ[SALT]} before each name" if SALT in os.environ else ""
 
@@ -92,7 +92,7 @@ def describe_elsewhere() -> Environment:
     Raises:
         SuiteError: that process failed, or said nothing readable; with the last line it wrote.
     """
-    command = [sys.executable, "-m", "amp_checks.environment"]
+    command = [sys.executable, "-m", "amp_checks.backends.environment"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     try:
         found: Environment = json.loads(done.stdout)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amp_checks.core import Backend
 
 _NOT_USER_CODE = tuple(
-    str(Path(path).resolve()) for path in (torch.__path__[0], Path(__file__).parent / "emulation", __file__)
+    str(Path(path).resolve()) for path in (torch.__path__[0], Path(__file__).parents[1] / "emulation", __file__)
 )
 
 

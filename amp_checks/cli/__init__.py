@@ -17,11 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from amp_checks import __version__, audit, backends, policy_diff, suite, time_limit
+from amp_checks import __version__, backends
+from amp_checks.cli import audit, policy_diff
 from amp_checks.core import SuiteError, UsageError
+from amp_checks.families import FAMILIES
+from amp_checks.pytest_plugin import time_limit
 from amp_checks.report import FORMATS, diff
 
-CONFORMANCE = Path(__file__).parent / "conformance"
+CONFORMANCE = Path(__file__).parents[1] / "conformance"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="the verdict: run the checks", description=_run.__doc__)
     run.add_argument("--backend", action="append", default=[], metavar="ID", help="repeatable; see amp-checks env")
-    run.add_argument("--family", action="append", default=[], metavar="F", help=", ".join(suite.FAMILIES))
+    run.add_argument("--family", action="append", default=[], metavar="F", help=", ".join(FAMILIES))
     run.add_argument("--item", action="append", default=[], metavar="ID", help="one item by its id, repeatable")
     run.add_argument("--plant", metavar="FAULT", help="plant that fault, to see checks fail; see selftest --list")
     run.add_argument("--full", action="store_true", help="also the rows left to a nightly run")
@@ -123,8 +126,8 @@ def _run(args: argparse.Namespace) -> int:
 
     for name in args.backend:
         backends.backend(name)
-    if unknown := [name for name in args.family if name not in suite.FAMILIES]:
-        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(suite.FAMILIES)}")
+    if unknown := [name for name in args.family if name not in FAMILIES]:
+        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
     command = [
         *("-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"),
         *("-p", "amp_checks.plugin", str(CONFORMANCE / "suite.amp")),
@@ -203,24 +206,24 @@ def _with_json_on_stdout(command: list[str]) -> int:
 
 def _policy(args: argparse.Namespace) -> int:
     if args.unsupported:
-        from amp_checks import support_table
+        from amp_checks.cli import unsupported
 
-        return support_table.main(args)
+        return unsupported.main(args)
     if args.fresh:
         raise UsageError("--fresh goes with --unsupported: cast policies are looked at each time")
-    from amp_checks import policy
+    from amp_checks.records import cast_policy as policy
 
     return policy.main(args)
 
 
 def _ranges(args: argparse.Namespace) -> int:
-    from amp_checks import ranges_command
+    from amp_checks.cli import ranges as ranges_command
 
     return ranges_command.main(args)
 
 
 def _selftest(args: argparse.Namespace) -> int:
-    from amp_checks import selftest
+    from amp_checks.suite import selftest
 
     return selftest.main(args)
 
@@ -251,7 +254,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _env(args: argparse.Namespace) -> int:
-    from amp_checks import environment
+    from amp_checks.backends import environment
     from amp_checks.report import json_format
 
     found = environment.describe()

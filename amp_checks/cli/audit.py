@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from amp_checks.core import NotEmulated, UsageError, first_line
 
 if TYPE_CHECKING:
+    from amp_checks.audit.case import AuditCase
     from amp_checks.audit.report import Report
-    from amp_checks.audit.training import AuditCase
 
 TEMPLATE = Path(__file__).with_name("template.py.txt")
 DESCRIPTION = "Run a model and its training step under FP32 and AMP; say what is wrong, where, and what to change."
@@ -57,7 +57,8 @@ def _reports(args: argparse.Namespace) -> list[Report]:
     import datetime
 
     from amp_checks import backends
-    from amp_checks.audit import ignore, training
+    from amp_checks.audit import case as training
+    from amp_checks.audit import ignore
     from amp_checks.audit.report import audit
     from amp_checks.audit.rules import RULES
 
@@ -88,7 +89,7 @@ def _reports(args: argparse.Namespace) -> list[Report]:
 def _default(case: AuditCase) -> tuple[str, ...]:
     """All default backends for a case that takes its device; cuda, real or emulated, for one that names its own."""
     from amp_checks import backends
-    from amp_checks.audit.training import takes_device
+    from amp_checks.audit.case import takes_device
 
     ids = backends.default_ids()
     if takes_device(case.build):
@@ -97,7 +98,7 @@ def _default(case: AuditCase) -> tuple[str, ...]:
 
 
 def _write(args: argparse.Namespace, reports: list[Report]) -> bool:
-    from amp_checks.audit.diagnostics import Severity
+    from amp_checks.audit.finding import Severity
     from amp_checks.audit.report import as_json, text
     from amp_checks.report import FORMATS, json_format
 

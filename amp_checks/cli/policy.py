@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, known_defects, policy
-from amp_checks.cases.ops import OVERLOADS
-from amp_checks.cases.ops_rows import OpCase
-from amp_checks.checks.ops_observed import observe
+from amp_checks import backends
 from amp_checks.core import Backend, CastPolicy, UsageError, exact
+from amp_checks.families.ops.cases import OVERLOADS
+from amp_checks.families.ops.observed import observe
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.records import cast_policy, known_defects
 from amp_checks.report import json_format
 
 SCHEMA = "amp_checks/policy"
@@ -47,8 +48,8 @@ class Rule:
 
 def rules(backend: Backend) -> tuple[Rule, ...]:
     """Every op of a backend's device type that is recorded or registered, in alphabetical order."""
-    declared = policy.declared(backend.device_type)
-    registered = policy.registered(backend.device_type)
+    declared = cast_policy.declared(backend.device_type)
+    registered = cast_policy.registered(backend.device_type)
     found = []
     with backend.activate():
         for name in sorted(set(declared) | registered):
@@ -77,7 +78,7 @@ def _unseen(case: OpCase | None, backend: Backend) -> str:
 def default_backends() -> tuple[Backend, ...]:
     """One backend per device type with recorded rules: the device where it is there, else its emulation."""
     chosen = []
-    for device in policy.DEVICE_TYPES:
+    for device in cast_policy.DEVICE_TYPES:
         real = f"{device}-float16"
         if real in backends.IDS and backends.why_unavailable(real) is None:
             chosen.append(backends.backend(real))
@@ -122,7 +123,7 @@ def known_defect(backend: Backend, rule: Rule) -> str:
 
 def describe(found: dict[Backend, tuple[Rule, ...]]) -> list[str]:
     """A table by device type and policy, then every op on which the three views differ."""
-    table = policy.table_for(torch.__version__)
+    table = cast_policy.table_for(torch.__version__)
     head = f"{'backend':<24}{'policy':<22}{'declared':>9}{'registered':>11}{'observed':>9}{'coverage':>10}"
     lines = [f"cast policies of torch {torch.__version__}, against the table of {table.torch}", head, "-" * len(head)]
     for backend, listed in found.items():
@@ -156,7 +157,7 @@ def _line(backend: str, name: str, listed: Sequence[Rule]) -> str:
 
 def document(found: dict[Backend, tuple[Rule, ...]]) -> dict[str, Any]:
     """The three views as plain values, which ``amp-checks diff`` reads back."""
-    table = policy.table_for(torch.__version__)
+    table = cast_policy.table_for(torch.__version__)
     return {
         "schema": SCHEMA,
         "version": 1,

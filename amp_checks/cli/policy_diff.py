@@ -1,6 +1,6 @@
 """What changed in the autocast rules between two torch versions: what a team reads before it upgrades.
 
-Each side is a torch version with a recorded table (see `amp_checks.policy.recorded`), or a file that
+Each side is a torch version with a recorded table (see `amp_checks.records.cast_policy.recorded`), or a file that
 ``amp-checks policy --json`` wrote; of a file, the rules that were registered count, with the policy that was seen.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amp_checks import policy
 from amp_checks.core import CastPolicy, UsageError
+from amp_checks.records import cast_policy
 
 SCHEMA = "amp_checks/policy-diff"
 NO_RULE = CastPolicy.UNLISTED.value
@@ -48,13 +48,13 @@ def side(name: str) -> Side:
     Raises:
         UsageError: neither a recorded version nor a file that ``amp-checks policy --json`` wrote.
     """
-    if name in policy.recorded():
-        table = policy.recorded()[name]
+    if name in cast_policy.recorded():
+        table = cast_policy.recorded()[name]
         recorded = {device: _texts(table.of(device, cuda_build=True)) for device in table.rules}
         return Side(name=f"torch {name} (recorded)", rules=recorded)
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(policy.recorded())
+        known = ", ".join(cast_policy.recorded())
         raise UsageError(
             f"{name!r} is neither a file nor a torch version with a recorded table; those are {known}. "
             "For another version, run there: amp-checks policy --json FILE"

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, ranges, state
-from amp_checks.cases.ranges import CASES
-from amp_checks.cases.ranges_inputs import RangeCase
+from amp_checks import backends
 from amp_checks.core import Backend, NotEmulated, Raised, UsageError
-from amp_checks.limits import EMULATION
+from amp_checks.core.limits import EMULATION
+from amp_checks.families.ranges import probe
+from amp_checks.families.ranges.cases import CASES
+from amp_checks.families.ranges.inputs import RangeCase
 from amp_checks.report import json_format
 from amp_checks.report import ranges as report
+from amp_checks.torch_api import state
 
 SCHEMA = "amp_checks/ranges"
 MEANING = (
@@ -51,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json == "-":
         sys.stdout.write(json_format.dumps(document(lines, without)))
         return 0
-    bound = f"{ranges.BOUND.value:g} {ranges.BOUND.unit}"
+    bound = f"{probe.BOUND.value:g} {probe.BOUND.unit}"
     head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}"]
     head.append(MEANING)
     emulated = [EMULATION[0]] if any(backend.emulated for backend in chosen) else []
@@ -95,7 +97,7 @@ def measured(cases: Iterable[RangeCase], chosen: Sequence[Backend]) -> tuple[lis
 def _lines(case: RangeCase, backend: Backend) -> Iterator[report.Line]:
     with warnings.catch_warnings(), state.one_thread(), backend.activate():
         warnings.simplefilter("ignore")
-        found = ranges.measure(case, backend)
+        found = probe.measure(case, backend)
     for direction, one in found.items():
         stated = case.stated(backend, direction)
         yield report.Line(
@@ -117,7 +119,7 @@ def document(lines: Sequence[report.Line], without: Sequence[str]) -> dict[str, 
         "schema": SCHEMA,
         "version": 1,
         "torch": torch.__version__,
-        "bound": f"{ranges.BOUND.value:g} {ranges.BOUND.unit}",
+        "bound": f"{probe.BOUND.value:g} {probe.BOUND.unit}",
         "ranges": [
             {
                 **{name: getattr(line, name) for name in ("op", "backend", "direction", "policy")},

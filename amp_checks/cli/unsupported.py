@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, support
+from amp_checks import backends
 from amp_checks.core import Backend, UsageError
+from amp_checks.records import low_precision
+from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
 from amp_checks.report import json_format
-from amp_checks.support import Found, Kind, Meets, Outcome, Seen
 
 SCHEMA = "amp_checks/unsupported"
 
@@ -69,17 +70,17 @@ def look(backend: Backend, *, fresh: bool = False) -> Table:
     Raises:
         UsageError: nothing is recorded of the device; or it is to be run (``fresh``) and cannot be.
     """
-    record = support.record_for(torch.__version__, backend.device_type)
+    record = low_precision.record_for(torch.__version__, backend.device_type)
     can_run = importlib.util.find_spec("expecttest") is not None
     if fresh and not can_run:
         raise UsageError("--fresh runs torch's op database, which needs expecttest: pip install 'amp-checks[opinfo]'")
     of_this_torch = record.torch == torch.__version__.partition("+")[0]
-    of_this_machine = backend.emulated or (record.ran and record.machine == support.machine())
+    of_this_machine = backend.emulated or (record.ran and record.machine == low_precision.machine())
     if not fresh and (not can_run or (of_this_torch and of_this_machine)):
         return Table(found=record, recorded=True)
     if not backend.emulated:
         sys.stderr.write(f"amp-checks: running torch's op database on {backend.device_type}: some minutes\n")
-    return Table(found=support.run_here(backend.device_type, declared=backend.emulated), recorded=False)
+    return Table(found=low_precision.run_here(backend.device_type, declared=backend.emulated), recorded=False)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -174,4 +175,4 @@ def document(tables: dict[Backend, Table]) -> dict[str, Any]:
 
 def _plain(seen: Seen, backend: Backend) -> dict[str, Any]:
     how = "run" if seen.verified else "declared"
-    return {**support.to_json(seen), "how": how, "lacks": seen.lacks, "remedy": remedy(seen, backend)}
+    return {**low_precision.to_json(seen), "how": how, "lacks": seen.lacks, "remedy": remedy(seen, backend)}

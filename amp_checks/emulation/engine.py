@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import layers, numerics, recorded, shims, support
 from amp_checks.emulation.rules import (
@@ -25,6 +24,7 @@ from amp_checks.emulation.rules import (
     rnn_layers_are_cast,
 )
 from amp_checks.emulation.wrapper import Codec
+from amp_checks.torch_api import private
 
 Numerics = Literal["native", "float32"]
 

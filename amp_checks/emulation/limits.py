@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from amp_checks.limits import EMULATION as LIMITS
+from amp_checks.core.limits import EMULATION as LIMITS
 
 __all__ = ["LIMITS"]

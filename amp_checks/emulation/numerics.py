@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_checks import _torch_private as private
+from amp_checks.torch_api import private
 
 _aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.checkpoint
 
-from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import pretend
 from amp_checks.emulation.refusals import REFUSALS, Refusal
 from amp_checks.emulation.rules import RULES_CHANGED
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
     from amp_checks.emulation.region import Region

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from amp_checks import _torch_private as private
 from amp_checks.emulation.recorded import FUNCTIONS
 from amp_checks.emulation.rules import KERNELS_THAT_REACH_RULES, reaches_no_rule
 from amp_checks.emulation.shims import DEVICE_ONLY
 from amp_checks.emulation.support import DEVICE_HAS_HALF, WIDENED
 from amp_checks.emulation.wrapper import GUARDED_METHODS
+from amp_checks.torch_api import private
 
 
 class Plan(enum.Enum):

@@ -1,7 +1,7 @@
 """Makes an emulated device refuse what the record says that it refuses, and run what it runs, where the CPU differs.
 
-The record of low-precision support (`amp_checks.support`) knows ops by their names in torch's own database; the
-dispatcher knows overloads. The tables here bridge the two, for the ops on which the CPU's kernels do the opposite of
+The record of low-precision support (`amp_checks.records.low_precision`) knows ops by their names in torch's database;
+the dispatcher knows overloads. These tables bridge the two, for the ops on which the CPU's kernels do the opposite of
 what is recorded of the device: where both refuse, the CPU's own error stands. Nothing here was verified on a GPU as
 long as the record of the device is a declaration; the message of a refusal says which it is.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from amp_checks import support
+from amp_checks.records import low_precision
 
 Runner = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -53,7 +53,7 @@ def runner(op: str, device_type: str, run: Runner) -> Runner:
 
     Where the device is recorded to refuse, what comes of it raises NotImplementedError, as torch does.
     """
-    if device_type not in support.devices() or device_type == "cpu":
+    if device_type not in low_precision.devices() or device_type == "cpu":
         return run
     name = base(op)
     act = _refusing if name in REFUSED else _widening
@@ -74,14 +74,14 @@ def _low_dtype(values: Any) -> torch.dtype | None:
 
 def lacks(declared: str, device_type: str, low: torch.dtype) -> bool:
     """Whether the device is recorded to refuse the op in that dtype."""
-    seen = support.here(declared, device_type, str(low).removeprefix("torch."))
+    seen = low_precision.here(declared, device_type, str(low).removeprefix("torch."))
     return seen is not None and seen.lacks == "forward"
 
 
 def _refusing(declared: str, device_type: str, low: torch.dtype, run: Runner) -> Runner:
     if not lacks(declared, device_type, low):
         return run
-    found = support.record_for(torch.__version__, device_type)
+    found = low_precision.record_for(torch.__version__, device_type)
     how = "seen on such a device" if found.ran else "as torch's database of ops declares; not verified on a device"
     raise NotImplementedError(
         f"\"{declared}_{device_type}\" not implemented for '{_TOLD[low]}' (emulated {device_type}: {how}); "

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amp_checks import _torch_private as private
+from amp_checks.torch_api import private
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

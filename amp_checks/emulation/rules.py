@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amp_checks import _torch_private as private
+from amp_checks.torch_api import private
 
 _aten_elementwise = ("native_dropout", "bernoulli_.float", "div_.Scalar", "mul.Tensor", "mul_.Tensor", "add.Tensor")
 _batch_norm = ("_batch_norm_impl_index", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from amp_checks import _torch_private as private
 from amp_checks.core import NotEmulated
+from amp_checks.torch_api import private
 
 Tensor = torch.Tensor
 _strided = torch.strided

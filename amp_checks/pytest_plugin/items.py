@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, devices, suite
+from amp_checks import backends
 from amp_checks.core import RAISED, Result, SuiteError
-from amp_checks.report import curves, json_format, rerun, summary
-from amp_checks.session import OUR_ERRORS, Session, on_cuda
+from amp_checks.pytest_plugin import devices
+from amp_checks.pytest_plugin.session import OUR_ERRORS, Session, on_cuda
+from amp_checks.report import json_format, rerun, summary
+from amp_checks.suite.family import FAMILIES
+from amp_checks.suite.item import CheckBroken, CheckFailed, Item, markers
 
 
 class SuiteFile(pytest.File):
@@ -37,11 +39,11 @@ class SuiteFile(pytest.File):
 class SuiteItem(pytest.Item):
     """One item of the suite as a pytest item."""
 
-    def __init__(self, *, item: suite.Item, state: Session, **kwargs: Any) -> None:
+    def __init__(self, *, item: Item, state: Session, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.item = item
         self.state = state
-        for name in suite.markers(item):
+        for name in markers(item):
             self.add_marker(name)
 
     def runtest(self) -> None:
@@ -56,14 +58,15 @@ class SuiteItem(pytest.Item):
 
     def curves(self, results: Iterable[Result]) -> list[dict[str, Any]]:
         """Curves of what the check ran, where a report will draw them; none of a run that raised half way."""
-        source = curves.SOURCES.get(self.item.check.__name__)
+        source = FAMILIES[self.item.case.family].curves.get(self.item.check.__name__)
         option = self.config.option
         if source is None or not (option.amp_json or option.amp_report_dir):
             return []
         if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
             return []
-        drawn = importlib.import_module(source).curves(self.item.case, self.item.backend)
-        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
+        return [
+            json_format.encode({"item": self.item.id, **curve}) for curve in source(self.item.case, self.item.backend)
+        ]
 
     def _leave(self, reason: str) -> None:
         """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""
@@ -76,7 +79,7 @@ class SuiteItem(pytest.Item):
         pytest.exit(f"amp-checks: error: {message}", returncode=OUR_ERRORS["broken"])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
-        if isinstance(excinfo.value, suite.CheckFailed | suite.CheckBroken):
+        if isinstance(excinfo.value, CheckFailed | CheckBroken):
             plant = None if self.item.mutant is None else self.item.mutant.id
             again = rerun.of_item(self.item.id, self.item.backend.id, plant=plant)
             return f"{excinfo.value}\nrun it again: {again}"

@@ -21,12 +21,17 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, devices, environment, suite
+from amp_checks import backends
+from amp_checks.backends import environment
 from amp_checks.core import Backend, Result, Status, SuiteError, UsageError
+from amp_checks.families import FAMILIES
+from amp_checks.pytest_plugin import devices
+from amp_checks.pytest_plugin.time_limit import TimeLimit
 from amp_checks.report import FORMATS, Format, github, json_format, rerun, summary, terminal
 from amp_checks.report.rerun import Place
 from amp_checks.report.stream import Stream, unfinished
-from amp_checks.time_limit import TimeLimit
+from amp_checks.suite import collect
+from amp_checks.suite.item import Item
 
 OUR_ERRORS = {"wrong": 1, "broken": 3, "gate": 4}
 
@@ -96,11 +101,11 @@ class Session:
     @property
     def families(self) -> Sequence[str]:
         asked: list[str] = self.config.option.amp_family
-        if unknown := [name for name in asked if name not in suite.FAMILIES]:
-            raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(suite.FAMILIES)}")
-        return [name for name in suite.FAMILIES if name in asked] or list(suite.FAMILIES)
+        if unknown := [name for name in asked if name not in FAMILIES]:
+            raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
+        return [name for name in FAMILIES if name in asked] or list(FAMILIES)
 
-    def items(self) -> list[suite.Item]:
+    def items(self) -> list[Item]:
         """The items of this run, in order.
 
         Raises:
@@ -110,7 +115,7 @@ class Session:
         if option.amp_plant:
             return self._planted(option.amp_plant)
         full = option.amp_full or bool(option.amp_item)
-        found = suite.collect_or_explain(backends=self.backends, families=self.families, full=full)
+        found = collect.collect_or_explain(backends=self.backends, families=self.families, full=full)
         if not option.amp_item:
             return found
         known = {item.id: item for item in found}
@@ -122,24 +127,24 @@ class Session:
     def _why_not(self, name: str, known: Iterable[str]) -> str:
         """Why no item of that id is among those to run: others were asked for, or there is none."""
         its_own = backends.backend(_backend_of(name))
-        family = suite.family_of(name, its_own.id)
-        if family != suite.NO_FAMILY:
+        family = collect.family_of(name, its_own.id)
+        if family != collect.NO_FAMILY:
             asked = "--backend" if its_own not in self.backends else "--family"
             return f"{name} is an item of {family} on {its_own.id}, which {asked} leaves out"
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"unknown item {name!r}{hint}; --collect-only lists them"
 
-    def _planted(self, name: str) -> list[suite.Item]:
+    def _planted(self, name: str) -> list[Item]:
         """Every check on the case of a planted fault, with the fault in place: the red demonstration."""
-        from amp_checks import planting
+        from amp_checks.suite import planting
 
         mutant = planting.mutant(name)
         if self.config.option.amp_item or mutant.family not in self.families:
             raise UsageError(f"--plant {name} runs the checks of family {mutant.family} on its case: name no other")
         rows = [planting.case_of(mutant)]
         chosen = [backend for backend in self.backends if mutant.applies(backend)]
-        found = [dataclasses.replace(item, mutant=mutant) for item in suite.items_of(rows, chosen)]
+        found = [dataclasses.replace(item, mutant=mutant) for item in collect.items_of(rows, chosen)]
         if not found:
             raise UsageError(f"{name} is planted on none of {', '.join(backend.id for backend in self.backends)}")
         told = f"a fault is planted on purpose (--plant {name}): {mutant.fault}"
@@ -509,7 +514,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def _limits() -> tuple[str, ...]:
-    from amp_checks.limits import EMULATION
+    from amp_checks.core.limits import EMULATION
 
     return EMULATION
 

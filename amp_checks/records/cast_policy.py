@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from amp_checks import data
 from amp_checks.core import CastPolicy, SuiteError
+from amp_checks.records import fixtures
 
 DEVICE_TYPES = ("cuda", "cpu", "xpu", "mps", "mtia", "maia")
 """Device types whose rules are recorded: those that every torch build registers."""
@@ -106,7 +106,7 @@ def recorded() -> dict[str, Table]:
     from packaging.version import Version
 
     tables = {}
-    for path in data.fixture("cast_policy").glob("torch-*.json"):
+    for path in fixtures.fixture("cast_policy").glob("torch-*.json"):
         table = load(path)
         if path.name != f"torch-{table.torch}.json":
             raise SuiteError(f"{path}: its name and its torch version ({table.torch}) differ")
@@ -146,10 +146,10 @@ def of(op: str, device_type: str) -> CastPolicy:
 
 def registered(device_type: str) -> frozenset[str]:
     """The overloads for which the running torch registers an autocast rule now, without ``aten::``."""
-    from amp_checks import _torch_private
+    from amp_checks.torch_api import private
 
     # Other libraries register rules for ops of their own (torchvision does); this table is about torch's.
-    rules = _torch_private.autocast_rules(device_type)
+    rules = private.autocast_rules(device_type)
     return frozenset(name.removeprefix("aten::") for name in rules if name.startswith("aten::"))
 
 
@@ -164,7 +164,7 @@ def exists(op: str) -> bool:
 
 
 def main(args: argparse.Namespace) -> int:
-    """``amp-checks policy``; see `amp_checks.policy_observed.main`."""
-    from amp_checks import policy_observed
+    """``amp-checks policy``; see `amp_checks.cli.policy.main`."""
+    from amp_checks.cli import policy
 
-    return policy_observed.main(args)
+    return policy.main(args)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amp_checks.core import SuiteError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def fixture(name: str) -> Path:

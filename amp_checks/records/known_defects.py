@@ -14,8 +14,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from amp_checks import data, machine
 from amp_checks.core import Finding, Result, Status, SuiteError
+from amp_checks.records import fixtures
+from amp_checks.torch_api import machine
 
 FIELDS = ("id", "check", "case", "backends", "torch", "expects", "reason", "link")
 OPTIONAL = ("machine",)
@@ -38,7 +39,7 @@ class Expected:
 class Defect:
     """One entry. ``backends`` are shell patterns on ids; ``torch`` is a version specifier; ``link`` may be empty.
 
-    ``machine`` names a condition of `amp_checks.machine`: the defect shows only where that holds.
+    ``machine`` names a condition of `amp_checks.torch_api.machine`: the defect shows only where that holds.
     """
 
     id: str
@@ -112,7 +113,7 @@ def registered() -> tuple[Defect, ...]:
     """
     import torch
 
-    files = sorted(data.fixture("known_defects").glob("*.json"))
+    files = sorted(fixtures.fixture("known_defects").glob("*.json"))
     entries = [defect for file in files for defect in load(file)]
     ids = [defect.id for defect in entries]
     if twice := {name for name in ids if ids.count(name) > 1}:

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_checks import data
 from amp_checks.core import SuiteError, UsageError
+from amp_checks.records import fixtures
 
 FOLDER = "low_precision_support"
 DTYPES = ("float16", "bfloat16")
@@ -178,7 +178,7 @@ def recorded() -> dict[str, dict[str, Found]]:
     """Every record that ships, by torch version, oldest first."""
     from packaging.version import Version
 
-    paths = {path.stem.removeprefix("torch-"): path for path in data.fixture(FOLDER).glob("torch-*.json")}
+    paths = {path.stem.removeprefix("torch-"): path for path in fixtures.fixture(FOLDER).glob("torch-*.json")}
     return {version: load(paths[version]) for version in sorted(paths, key=Version)}
 
 
@@ -216,7 +216,7 @@ def run_here(device_type: str, names: Sequence[str] = (), *, declared: bool = Fa
     Raises:
         SuiteError: it could not run; the message holds the end of what it printed.
     """
-    command = [sys.executable, "-m", "amp_checks.support_sweep", device_type, *names]
+    command = [sys.executable, "-m", "amp_checks.families.fp32_only.sweep", device_type, *names]
     command += ["--declared"] if declared else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
     if done.returncode:

@@ -1,4 +1,4 @@
-"""The data that the tasks learn from: small, real, and shipped (see ``fixtures/data/SOURCES.md``)."""
+"""The data that the tasks learn from: small, real, and shipped (see ``fixtures/reference/SOURCES.md``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gzip
 import numpy as np
 import torch
 
-from amp_checks import data
+from amp_checks.records import fixtures
 
 DIGITS_HELD_OUT = 360
 TEXT_HELD_OUT = 800
@@ -20,7 +20,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
     The last `DIGITS_HELD_OUT` are for validation.
     """
-    with gzip.open(data.fixture("data/digits.csv.gz"), "rt") as file:
+    with gzip.open(fixtures.fixture("reference/digits.csv.gz"), "rt") as file:
         table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
     return table[:, :-1] / 16.0, table[:, -1].to(torch.int64)
 
@@ -31,7 +31,7 @@ def characters() -> tuple[torch.Tensor, int]:
 
     The last `TEXT_HELD_OUT` are for validation.
     """
-    text = data.fixture("data/coriolanus.txt").read_text(encoding="utf-8")
+    text = fixtures.fixture("reference/coriolanus.txt").read_text(encoding="utf-8")
     alphabet = {character: number for number, character in enumerate(sorted(set(text)))}
     return torch.tensor([alphabet[character] for character in text]), len(alphabet)
 

@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks.numerics import randn
 from amp_checks.reference.datasets import DIGITS_HELD_OUT, Batches, digits
 from amp_checks.reference.loop import Learner, Task, Turn, Validation
+from amp_checks.torch_api.numerics import randn
 
 PIXELS = 64
 CLASSES = 10

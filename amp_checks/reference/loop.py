@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend, attempt
-from amp_checks.numerics import dtype_name, seeded
+from amp_checks.torch_api.numerics import dtype_name, seeded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from amp_checks.core import attempt
-from amp_checks.numerics import seeded
 from amp_checks.reference.loop import Learner, Precision
+from amp_checks.torch_api.numerics import seeded
 
 
 def bytes_for_backward(build: Callable[[str], Learner], *, precision: Precision, device: str) -> int:

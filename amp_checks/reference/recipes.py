@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 
-from amp_checks.numerics import randn
 from amp_checks.reference import text
 from amp_checks.reference.loop import Learner, Task, Turn, Validation
 from amp_checks.reference.model import INPUTS, SimpleTextModel
+from amp_checks.torch_api.numerics import randn
 
 TEXT = "中野哲平"
 EPOCHS = 100

@@ -21,9 +21,6 @@ from typing import Any
 from amp_checks.core import SuiteError
 from amp_checks.report.json_format import decode_float
 
-SOURCES = {"check_trains_like_fp32": "amp_checks.checks.convergence_curves"}
-"""Check -> the module whose ``curves(case, backend)`` gives the curves of what it ran: the one place to add another."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:

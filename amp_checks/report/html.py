@@ -13,9 +13,10 @@ from typing import Any
 
 import jinja2
 
-from amp_checks import __version__, suite
+from amp_checks import __version__
 from amp_checks.core import Finding, Result, Status
-from amp_checks.limits import EMULATION
+from amp_checks.core.limits import EMULATION
+from amp_checks.families import FAMILIES
 from amp_checks.report import audits, curves, json_format, plots, ranges_plot, rerun, summary
 
 SLOWEST = 10
@@ -147,7 +148,7 @@ def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str
 def _matrices(results: Sequence[Result]) -> Iterator[Matrix]:
     order = {kind: place for place, kind in enumerate(summary.KINDS)}
     families = {result.family for result in results}
-    for family in [*(name for name in suite.FAMILIES if name in families), *sorted(families - set(suite.FAMILIES))]:
+    for family in [*(name for name in FAMILIES if name in families), *sorted(families - set(FAMILIES))]:
         mine = [result for result in results if result.family == family and family != "planted"]
         by_cell: dict[tuple[str, str], list[Result]] = {}
         for result in mine:

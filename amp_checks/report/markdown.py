@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amp_checks.core import Result, Status
-from amp_checks.limits import EMULATION
+from amp_checks.core.limits import EMULATION
 from amp_checks.report import json_format, rerun, summary
 
 SLOWEST = 5
@@ -81,7 +81,7 @@ def _scaler_coverage(results: Sequence[Result]) -> list[str]:
     mine = [result for result in results if result.family == "scaler"]
     if not mine:
         return []
-    from amp_checks.scaler import coverage
+    from amp_checks.families.scaler import coverage
 
     behaviours = coverage.markdown(coverage.behaviours(mine), heading="behaviour")
     optimizers = coverage.markdown(coverage.optimizers(mine), heading="optimizer, implementation")

@@ -15,7 +15,7 @@ CHECK = "check_safe_range"
 """The check whose findings hold the ranges."""
 
 SPANS = {"float16": (2.0**-24, 65504.0), "bfloat16": (2.0**-126, 3.3895e38)}
-"""Low dtype -> the ends of the magnitudes that are tried (`amp_checks.ranges.SPANS`)."""
+"""Low dtype -> the ends of the magnitudes that are tried (`amp_checks.families.ranges.probe.SPANS`)."""
 
 END = "end of the span"
 NOT_FINITE = ("gives inf", "gives NaN")

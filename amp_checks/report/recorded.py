@@ -12,8 +12,8 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from amp_checks import data
 from amp_checks.core import SuiteError
+from amp_checks.records import fixtures
 
 _PREFIX, _SUFFIX = "torch-", ".json.xz"
 _OF_ONE_MACHINE = ("torch_path", "platform")
@@ -21,7 +21,7 @@ _OF_ONE_MACHINE = ("torch_path", "platform")
 
 def versions() -> dict[str, Path]:
     """Torch version -> the file of its recorded results, oldest version first."""
-    found = data.fixture("results").glob(f"{_PREFIX}*{_SUFFIX}")
+    found = fixtures.fixture("results").glob(f"{_PREFIX}*{_SUFFIX}")
     by_version = {path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX): path for path in found}
     return dict(sorted(by_version.items(), key=lambda pair: [int(part) for part in pair[0].split(".")]))
 

@@ -12,9 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amp_checks import backends, suite
+from amp_checks import backends
 from amp_checks.core import Result, Status, SuiteError, UsageError
 from amp_checks.report import json_format
+from amp_checks.suite import collect
 
 try:
     import fcntl
@@ -138,7 +139,7 @@ def unfinished(item: str, message: str, *, family: str | None = None) -> Result:
     return Result(
         check=check,
         case=case,
-        family=family or suite.family_of(item, backend),
+        family=family or collect.family_of(item, backend),
         backend=backend,
         emulated=backend.startswith("emulated-"),
         status=Status.ERROR,

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from amp_checks import core, suite
-from amp_checks.core import Backend, Case, Check, Result, Status, SuiteError, UsageError
+from amp_checks.core import RAISED, Backend, Case, Check, Finding, Result, Status, SuiteError, UsageError
+from amp_checks.suite.family import FAMILIES, cases, checks_for
+from amp_checks.suite.measure import measure
 
-FAMILIES = ("ops", "fp32-only", "scaler", "convergence", "audit")
 SAMPLE = 12
 """How many faults a run plants."""
 
@@ -54,11 +53,14 @@ class Mutant:
     full: bool = False
 
 
+def families() -> list[str]:
+    """The families that bring planted faults."""
+    return [name for name, family in FAMILIES.items() if family.mutants]
+
+
 def mutants(family: str) -> Sequence[Mutant]:
     """The planted faults of a family."""
-    module = importlib.import_module(f"amp_checks.mutants.{suite.FAMILIES[family]}")
-    found: Sequence[Mutant] = module.MUTANTS
-    return found
+    return FAMILIES[family].mutants
 
 
 def mutant(name: str) -> Mutant:
@@ -77,7 +79,7 @@ def mutant(name: str) -> Mutant:
 
 def case_of(mutant: Mutant) -> Case:
     """The case that a mutant is tried on."""
-    for case in suite.cases(mutant.family):
+    for case in cases(mutant.family):
         if case.id == mutant.case:
             return case
     message = f"mutant {mutant.id!r} names the case {mutant.case!r}, which family {mutant.family!r} does not have"
@@ -87,7 +89,7 @@ def case_of(mutant: Mutant) -> Case:
 def try_on(mutant: Mutant, backend: Backend, check: Check) -> Result:
     """Run one check on the mutant's case with the fault planted; the fault is gone afterwards."""
     with mutant.plant(backend) as faulty:
-        return core.measure(check, case_of(mutant), faulty)
+        return measure(check, case_of(mutant), faulty)
 
 
 def caught(mutant: Mutant, result: Result) -> bool:
@@ -97,21 +99,23 @@ def caught(mutant: Mutant, result: Result) -> bool:
     return mutant.crashes or any(not is_crash(finding) for finding in result.failures)
 
 
-def is_crash(finding: core.Finding) -> bool:
+def is_crash(finding: Finding) -> bool:
     """Whether the finding stands for an exception of the code under test, not for a measurement."""
-    return finding.why == core.RAISED
+    return finding.why == RAISED
 
 
 def killers(mutant: Mutant, backend: Backend) -> dict[str, Result]:
     """Every check that applies to the mutant's case, with its result under the fault."""
-    return {check.__name__: try_on(mutant, backend, check) for check in suite.checks_for(case_of(mutant))}
+    return {check.__name__: try_on(mutant, backend, check) for check in checks_for(case_of(mutant))}
 
 
-def sample(backends: Sequence[Backend], *, count: int = SAMPLE, seed: int = 0) -> list[tuple[Mutant, Backend]]:
+def sample(
+    backends: Sequence[Backend], *, families: Sequence[str], count: int = SAMPLE, seed: int = 0
+) -> list[tuple[Mutant, Backend]]:
     """A seeded choice of faults to plant, spread over families and backends, the same in every process."""
     chosen: list[tuple[Mutant, Backend]] = []
-    for number, family in enumerate(FAMILIES):
-        share = (count - len(chosen)) // (len(FAMILIES) - number)
+    for number, family in enumerate(families):
+        share = (count - len(chosen)) // (len(families) - number)
         eligible = [
             (mutant, backend)
             for mutant in mutants(family)

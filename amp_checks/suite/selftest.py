@@ -1,28 +1,25 @@
 """``amp-checks selftest``: every planted fault against the checks that must catch it.
 
-A family brings its table (``MUTANTS``, each tried on every chosen backend on which it exists) and may bring more
-(``BULK`` in its module of mutants: functions from a line-by-line progress to tallies), such as an edit of every node of
-a source file or the removal of every rule.
+A family brings its table (`Family.mutants`, each tried on every chosen backend on which it exists) and may bring more
+(`Family.bulk`), such as an edit of every node of a source file or the removal of every rule.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_checks import backends, planting, suite
+from amp_checks import backends
 from amp_checks.core import Backend, SuiteError, UsageError
-from amp_checks.planting import Tally
 from amp_checks.report import json_format
-
-Progress = Callable[[str], None]
-Bulk = Callable[[Progress], Iterable[Tally]]
+from amp_checks.suite import planting
+from amp_checks.suite.family import FAMILIES, Progress, checks_for
+from amp_checks.suite.planting import Tally
 
 
 def table(family: str, chosen: Sequence[Backend], progress: Progress) -> Tally:
@@ -34,7 +31,7 @@ def table(family: str, chosen: Sequence[Backend], progress: Progress) -> Tally:
     caught, survived, total = 0, [], 0
     for mutant in planting.mutants(family):
         case = planting.case_of(mutant)
-        checks = [check for check in suite.checks_for(case) if check.__name__ in mutant.killed_by]
+        checks = [check for check in checks_for(case) if check.__name__ in mutant.killed_by]
         for backend in chosen:
             if not (mutant.applies(backend) and case.runs_on(backend)):
                 continue
@@ -55,9 +52,7 @@ def run(families: Sequence[str], chosen: Sequence[Backend], progress: Progress) 
     for family in families:
         progress(f"{family}: {len(planting.mutants(family))} faults of its table")
         yield family, table(family, chosen, progress)
-        module = importlib.import_module(f"amp_checks.mutants.{suite.FAMILIES[family]}")
-        bulk: Sequence[Bulk] = getattr(module, "BULK", ())
-        for plant_all in bulk:
+        for plant_all in FAMILIES[family].bulk:
             for tally in plant_all(progress):
                 yield family, tally
 
@@ -68,9 +63,10 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a family or backend is unknown, or a chosen backend cannot run here.
     """
-    if unknown := [name for name in args.family if name not in planting.FAMILIES]:
-        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(planting.FAMILIES)}")
-    families = [name for name in planting.FAMILIES if name in args.family] or planting.FAMILIES
+    known = planting.families()
+    if unknown := [name for name in args.family if name not in known]:
+        raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(known)}")
+    families = [name for name in known if name in args.family] or known
     if args.list:
         sys.stdout.write("\n".join(_listed(families, backends.resolve(args.backend) if args.backend else ())) + "\n")
         return 0
@@ -137,7 +133,7 @@ def _table(tallies: Sequence[tuple[str, Tally]]) -> list[str]:
 
 
 def _document(tallies: Sequence[tuple[str, Tally]], chosen: Sequence[Backend]) -> dict[str, Any]:
-    from amp_checks import environment
+    from amp_checks.backends import environment
 
     return {
         "schema": "amp_checks/selftest",

@@ -4,7 +4,7 @@ import torch
 from tagger import Tagger, loss_of, sequences
 
 from amp_checks import parametrize_with_checks
-from amp_checks.cases.convergence import ConvergenceCase
+from amp_checks.families.convergence.cases import ConvergenceCase
 from amp_checks.reference.loop import Learner, Task, Turn, Validation
 
 BACKENDS = ["cpu-bfloat16", "emulated-cuda-float16"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, Training, audit
-from amp_checks.audit.diagnostics import Diagnostic
-from amp_checks.audit.trace import Op
-from amp_checks.audit.watch import Watch
+from amp_checks.audit.finding import Diagnostic
+from amp_checks.audit.watching.trace import Op
+from amp_checks.audit.watching.watch import Watch
 
 FREQUENCIES = 10000.0 ** -(torch.arange(0, 32, 2).float() / 32)
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, data
-from amp_checks.audit import AuditCase, patches
+from amp_checks import backends
+from amp_checks.audit import AuditCase
 from amp_checks.audit.rules import RULES
-from amp_checks.cases.audit import CASES
-from amp_checks.checks.audit import check_training_step, checks_for
-from amp_checks.core import Status, measure
+from amp_checks.audit.watching import patches
+from amp_checks.core import Status
+from amp_checks.families.audit.cases import CASES
+from amp_checks.families.audit.checks import check_training_step, checks_for
+from amp_checks.records import fixtures
+from amp_checks.suite.measure import measure
 
-sys.path.insert(0, str(data.fixture("audit")))
+sys.path.insert(0, str(fixtures.fixture("audit")))
 
 
 @pytest.mark.parametrize("backend", ["cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"])

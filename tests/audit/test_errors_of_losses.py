@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from amp_checks import backends
-from amp_checks.audit import AuditCase, Severity, Training, audit, runs
-from amp_checks.audit.shaking import SHAKES, Shake
-from amp_checks.numerics import SALT
+from amp_checks.audit import AuditCase, Severity, Training, audit
+from amp_checks.audit.runs import plan
+from amp_checks.audit.runs.perturbation import SHAKES, Shake
+from amp_checks.torch_api.numerics import SALT
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 SALTS = [str(number) for number in range(12)]
@@ -99,8 +100,8 @@ def test_only_what_errs_is_shaken() -> None:
             scores.register_hook(lambda gradient: gradient * 1.05)
         return (scores - 1.0).square().mean()
 
-    assert runs.gather(_case(plain), backends.backend("cpu-bfloat16")).shaken == ()
-    evidence = runs.gather(_case(turned), backends.backend("cpu-bfloat16"))
+    assert plan.gather(_case(plain), backends.backend("cpu-bfloat16")).shaken == ()
+    evidence = plan.gather(_case(turned), backends.backend("cpu-bfloat16"))
     assert len(evidence.shaken) == SHAKES
     assert len({trace.losses[0] for trace in evidence.shaken}) == SHAKES
 
@@ -130,4 +131,4 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_a_constant_of_the_dtype_is_no_amplifier(name: str) -> None:
-    assert runs._amplified(_masked(MASKS[name]), backends.backend("cpu-float16")) is None
+    assert plan._amplified(_masked(MASKS[name]), backends.backend("cpu-float16")) is None

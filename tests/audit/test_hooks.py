@@ -10,8 +10,9 @@ import torch
 from audited_loops import Program, audited, findings, hook, loop
 from torch import Tensor, nn
 
-from amp_checks.audit import Severity, dependence
-from amp_checks.audit.dependence import Made
+from amp_checks.audit import Severity
+from amp_checks.audit.probes import backward
+from amp_checks.audit.probes.backward import Made
 from amp_checks.audit.report import text
 
 ADDED_AS_SCALED = hook(lambda gradient, scale: gradient + 0.1 * scale())
@@ -116,14 +117,14 @@ def test_the_first_op_that_does_not_follow_the_scale_is_to_blame() -> None:
     plain = [_made("norm", 5.0), _made("mul", 1.0, 2.0), _made("add", 3.0, 4.0), _made("mul", 6.0, 8.0)]
     scaled = [_made("norm", 0.125), _made("mul", 8.0, 16.0), _made("add", 9.0, 17.0), _made("mul", 1.0, 1.0)]
     scaled[0] = _made("norm", 5.0 / 64)  # its inverse square
-    found = dependence.find(plain, scaled, 8.0)
-    assert found == dependence.Culprit(op="add", where="a.py:1")
+    found = backward.find(plain, scaled, 8.0)
+    assert found == backward.Culprit(op="add", where="a.py:1")
 
 
 def test_where_every_op_follows_the_scale_the_last_is_to_blame() -> None:
     plain, scaled = [_made("norm", 2.0), _made("sign", 1.0)], [_made("norm", 16.0), _made("sign", 1.0)]
-    assert dependence.find(plain, scaled, 8.0) == dependence.Culprit(op="sign", where="a.py:1")
-    assert dependence.find([], [], 8.0) is None
+    assert backward.find(plain, scaled, 8.0) == backward.Culprit(op="sign", where="a.py:1")
+    assert backward.find([], [], 8.0) is None
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,8 @@ def test_where_every_op_follows_the_scale_the_last_is_to_blame() -> None:
 )
 def test_programs_that_part_are_not_compared_any_further(other: Made) -> None:
     first, last = _made("add", 1.0), _made("exp", 5.0)
-    found = dependence.find([first, other, _made("exp", 1.0)], [first, _made("sign", 3.0), last], 8.0)
-    assert found == dependence.Culprit(op="add", where="a.py:1")
+    found = backward.find([first, other, _made("exp", 1.0)], [first, _made("sign", 3.0), last], 8.0)
+    assert found == backward.Culprit(op="add", where="a.py:1")
 
 
 def test_ops_that_change_lists_in_place_are_to_blame_too() -> None:

@@ -15,9 +15,9 @@ from torch import nn
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, Training, audit
-from amp_checks.audit.diagnostics import Diagnostic
+from amp_checks.audit.finding import Diagnostic
 from amp_checks.audit.ignore import Ignored
-from amp_checks.audit.start import start_of
+from amp_checks.audit.runs.start import start_of
 from amp_checks.core import UsageError
 
 CPU = backends.backend("cpu-float16")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from amp_checks.audit import measures
-from amp_checks.audit.ops import OpWatch
-from amp_checks.audit.trace import Trace
-from amp_checks.audit.watch import Watch
+from amp_checks.audit.watching.ops import OpWatch
+from amp_checks.audit.watching.trace import Trace
+from amp_checks.audit.watching.watch import Watch
 
 RIGHT = {name: torch.full((4,), float(place + 1), dtype=torch.float64) for place, name in enumerate("abcd")}
 

@@ -9,8 +9,8 @@ import torch
 from audited_loops import Program, audited, findings, hook, loop
 from torch import Tensor, nn
 
-from amp_checks import _torch_private as private
 from amp_checks.audit.report import text
+from amp_checks.torch_api import private
 
 
 @pytest.mark.parametrize("infinite", ["0.weight", "0.bias", "2.weight", "2.bias"])

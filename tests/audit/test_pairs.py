@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, data
+from amp_checks import backends
 from amp_checks.audit import AuditCase, Report, Severity, audit
 from amp_checks.audit.rules import RULES
 from amp_checks.audit.rules.errors import KNOWN
-from amp_checks.mutants.audit import pairs
+from amp_checks.families.audit.mutants import pairs
+from amp_checks.records import fixtures
 
 PAIRS = pairs()
 
-REPORTS = json.loads(data.fixture("audit/reports.json").read_text(encoding="utf-8"))["reports"]
+REPORTS = json.loads(fixtures.fixture("audit/reports.json").read_text(encoding="utf-8"))["reports"]
 """Faults of training steps that were reported in public: the number that a pair names, and where they were reported."""
 
 ITEMS = [pytest.param(pair, backend, id=f"{pair.id}-{backend}") for pair in PAIRS for backend in pair.backends]
@@ -82,5 +83,5 @@ def test_pairs_that_are_placed_mark_their_line() -> None:
 
 
 def test_fixtures_stand_alone() -> None:
-    for path in Path(data.fixture("audit")).glob("*.py"):
+    for path in Path(fixtures.fixture("audit")).glob("*.py"):
         assert "amp_checks" not in path.read_text(encoding="utf-8").replace("amp_checks_fixtures", "")

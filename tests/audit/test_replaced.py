@@ -9,8 +9,8 @@ import torch
 from audited_loops import Program, audited, findings, loop
 from torch import Tensor, nn
 
-from amp_checks.audit.gradients import Gradient
 from amp_checks.audit.report import text
+from amp_checks.audit.watching.gradients import Gradient
 
 
 def test_gradients_that_are_replaced_by_zeros_are_zeroed() -> None:

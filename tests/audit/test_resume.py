@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from amp_checks.audit import resume
+from amp_checks.audit.runs import resume
 
 
 @pytest.mark.parametrize(

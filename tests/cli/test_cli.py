@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from documents import document, result
 
-from amp_checks import backends, cli, planting
+from amp_checks import backends, cli
 from amp_checks.core import Status
 from amp_checks.report import json_format
+from amp_checks.suite import planting
 
 FEW = "nan"
 """Selects a handful of items, for tests on how they are run."""
@@ -106,7 +107,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
 def test_faults_and_ops_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.entry(["selftest", "--list"]) == 0
     faults = capsys.readouterr().out.splitlines()
-    assert len(faults) == sum(len(planting.mutants(family)) for family in planting.FAMILIES)
+    assert len(faults) == sum(len(planting.mutants(family)) for family in planting.families())
     (line,) = [line for line in faults if line.startswith("rule-removed-mm ")]
     assert line.split(maxsplit=2)[1:] == ["ops", planting.mutant("rule-removed-mm").fault]
     assert cli.entry(["selftest", "--list", "--family", "scaler", "--backend", "emulated-cuda-float16"]) == 0

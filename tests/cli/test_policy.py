@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, cli, core, data, ops_sweep, planting, policy, suite
-from amp_checks.cases.ops import OVERLOADS, RegistrationCase
-from amp_checks.cases.ops_rows import OpCase, x
+from amp_checks import backends, cli, families
 from amp_checks.core import Backend, Result, Status, SuiteError
-from amp_checks.mutants import ops, ops_faults
-from amp_checks.planting import Mutant
+from amp_checks.families.ops import sweep
+from amp_checks.families.ops.cases import OVERLOADS, RegistrationCase
+from amp_checks.families.ops.mutants import faults, table
+from amp_checks.families.ops.rows import OpCase, x
+from amp_checks.records import cast_policy, fixtures
+from amp_checks.suite import planting
+from amp_checks.suite.measure import measure
+from amp_checks.suite.planting import Mutant
 
 SELFTEST = ["selftest", "--family", "ops", "--backend", "cpu-bfloat16"]
 
@@ -40,7 +44,7 @@ def inert(backend: Backend) -> Iterator[Backend]:
     yield backend
 
 
-CAUGHT = mutant("mm not cast", ops_faults.with_rule("mm", ops_faults.removed))
+CAUGHT = mutant("mm not cast", faults.with_rule("mm", faults.removed))
 SURVIVOR = mutant("nothing at all", inert)
 
 
@@ -52,8 +56,8 @@ def test_an_unexplained_survivor_fails_the_self_test(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(ops, "MUTANTS", mutants)
-    monkeypatch.setattr(ops, "BULK", ())
+    monkeypatch.setattr(table, "MUTANTS", mutants)
+    monkeypatch.setattr(table, "BULK", ())
     file = tmp_path / "selftest.json"
     assert cli.entry([*SELFTEST, "--json", str(file)]) == status
     told = capfd.readouterr().out
@@ -68,8 +72,8 @@ def test_an_unexplained_survivor_fails_the_self_test(
 def test_a_self_test_that_plants_nothing_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ops, "MUTANTS", ())
-    monkeypatch.setattr(ops, "BULK", ())
+    monkeypatch.setattr(table, "MUTANTS", ())
+    monkeypatch.setattr(table, "BULK", ())
     assert cli.entry(SELFTEST) == 3
     assert "no fault was planted" in capfd.readouterr().err
 
@@ -82,14 +86,14 @@ def test_the_mutants_of_the_test_are_tried_on_a_case_there_is() -> None:
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the recorded tables, which the package reads in place of its own."""
     folder = tmp_path / "cast_policy"
-    shutil.copytree(data.fixture("cast_policy"), folder)
-    found = data.fixture
+    shutil.copytree(fixtures.fixture("cast_policy"), folder)
+    found = fixtures.fixture
 
     def clear() -> None:
-        for cached in (policy.recorded, policy._running, policy.declared):
+        for cached in (cast_policy.recorded, cast_policy._running, cast_policy.declared):
             cached.cache_clear()
 
-    monkeypatch.setattr(data, "fixture", lambda name: folder if name == "cast_policy" else found(name))
+    monkeypatch.setattr(fixtures, "fixture", lambda name: folder if name == "cast_policy" else found(name))
     clear()
     yield folder
     monkeypatch.undo()
@@ -114,7 +118,7 @@ def test_a_malformed_table_is_one_line_and_status_3(tables: Path, capfd: pytest.
 
 def measured(rows: list[Any]) -> list[Result]:
     backend = backends.backend("cpu-bfloat16")
-    return [core.measure(check, row, backend) for row in rows for check in suite.checks_for(row)]
+    return [measure(check, row, backend) for row in rows for check in families.checks_for(row)]
 
 
 def test_a_recorded_rule_of_an_unknown_op_is_named_and_the_rest_runs(tables: Path) -> None:
@@ -137,4 +141,4 @@ def test_a_sweep_refuses_an_op_that_the_database_lacks(monkeypatch: pytest.Monke
     database = types.SimpleNamespace(op_db=[])
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", database)
     with pytest.raises(SuiteError, match="has no op 'nonesuch'"):
-        list(ops_sweep.sweep(backends.backend("cpu-bfloat16"), ("nonesuch",)))
+        list(sweep.sweep(backends.backend("cpu-bfloat16"), ("nonesuch",)))

@@ -26,10 +26,10 @@ from packaging.version import Version
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
-from amp_checks.cases.ops_database import NEEDS_CUDA
+from amp_checks.backends.observe import observe
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import DEVICE_TYPES, emulate
-from amp_checks.observe import observe
+from amp_checks.families.ops.database import NEEDS_CUDA
 
 _OWN = "AMP's own: "
 _PINV_KERNEL = (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import _torch_private as private
+from amp_checks.torch_api import private
 
 HERE = Path(__file__).parent
 

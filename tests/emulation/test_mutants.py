@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks import _torch_private
+from amp_checks.backends.observe import observe
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import emulate, numerics, patches, plans, pretend, region, rules, shims
 from amp_checks.emulation.engine import Engine
 from amp_checks.emulation.plans import Plan
 from amp_checks.emulation.wrapper import Codec
-from amp_checks.observe import observe
+from amp_checks.torch_api import private
 
 Patch = pytest.MonkeyPatch
 
@@ -347,7 +347,7 @@ def seen_forgotten(patch: Patch) -> None:
 
 
 def composites_whole(patch: Patch) -> None:
-    patch.setattr(_torch_private, "is_composite_implicit", lambda name: False)
+    patch.setattr(private, "is_composite_implicit", lambda name: False)
 
 
 def one_region_for_all_threads(patch: Patch) -> None:

@@ -16,8 +16,8 @@ from emulated import mlp, region
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from amp_checks.backends.observe import observe
 from amp_checks.emulation import emulate
-from amp_checks.observe import observe
 
 pytestmark = pytest.mark.usefixtures("emulated_cuda")
 

@@ -12,12 +12,12 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from amp_checks import state
 from amp_checks.backends import backend
+from amp_checks.backends.observe import observe
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import DEVICE_TYPES, LIMITS, emulate, registered_rules
 from amp_checks.emulation.refusals import REFUSALS
-from amp_checks.observe import observe
+from amp_checks.torch_api import state
 
 DEVICES = [device for device in DEVICE_TYPES if device != "cpu"]
 

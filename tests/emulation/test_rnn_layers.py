@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
-from amp_checks import _torch_private
+from amp_checks.backends.observe import OpCall, observe
 from amp_checks.emulation import Numerics, emulate, layers
 from amp_checks.emulation import rules as rule_lists
 from amp_checks.emulation.region import current
-from amp_checks.observe import OpCall, observe
+from amp_checks.torch_api import private
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
@@ -132,7 +132,7 @@ def test_the_arguments_of_cudnns_entry_point() -> None:
     class Watch:
         def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             del kwargs, output
-            if op is _torch_private.CUDNN_RNN:
+            if op is private.CUDNN_RNN:
                 seen.append(args)
 
     for name in LAYERS:
@@ -141,7 +141,7 @@ def test_the_arguments_of_cudnns_entry_point() -> None:
             assert region is not None
             with region.recorded_by(Watch()):
                 run(name, *made(name))
-    names = [argument.name for argument in _torch_private.CUDNN_RNN._schema.arguments]
+    names = [argument.name for argument in private.CUDNN_RNN._schema.arguments]
     said = {name: dict(zip(names, args, strict=True)) for name, args in zip(LAYERS, seen, strict=True)}
     assert {name: args["mode"] for name, args in said.items()} == {
         **{name: 2 for name in LAYERS if "lstm" in name},

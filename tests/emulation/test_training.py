@@ -15,10 +15,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from emulated import mlp, region
 from torch import Tensor, nn
 
-from amp_checks import policy
+from amp_checks.backends.observe import OpCall, observe
 from amp_checks.core import CastPolicy
 from amp_checks.emulation import Numerics, emulate
-from amp_checks.observe import OpCall, observe
+from amp_checks.records import cast_policy
 
 inside = pytest.mark.usefixtures("emulated_cuda")
 LOW = (torch.float16, torch.bfloat16)
@@ -297,7 +297,7 @@ def assert_follows_policy(calls: list[OpCall], dtype: torch.dtype) -> None:
     ruled = collections.Counter[CastPolicy]()
     for call in calls:
         name = call.op.removeprefix("aten::")
-        rule = CastPolicy.LOWER_PRECISION_FP if name == "_cudnn_rnn" else policy.of(name, "cuda")
+        rule = CastPolicy.LOWER_PRECISION_FP if name == "_cudnn_rnn" else cast_policy.of(name, "cuda")
         floating = {kind for kind in call.input_dtypes if kind.is_floating_point}
         if rule is CastPolicy.LOWER_PRECISION_FP:
             assert floating == {torch.float16 if name == "_cudnn_rnn" else dtype}, call

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from amp_checks.backends.observe import OpCall, observe
 from amp_checks.emulation import emulate
-from amp_checks.observe import OpCall, observe
 
 pytest.importorskip("torchvision", reason="the tox environment 'models' has torchvision")
 pytest.importorskip("timm", reason="the tox environment 'models' has timm")

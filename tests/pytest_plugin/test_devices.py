@@ -10,7 +10,7 @@ from pathlib import Path
 import execnet
 import pytest
 
-from amp_checks import devices
+from amp_checks.pytest_plugin import devices
 
 LISTING = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1f2e)
@@ -133,7 +133,7 @@ class Count:
 def run_with_stand_in(
     pytester: pytest.Pytester, does: list[str], *arguments: str, lacking: dict[str, str] | None = None
 ) -> pytest.RunResult:
-    support = str(Path(__file__).parent / "support")
+    support = str(Path(__file__).parents[1] / "support")
     pytester.makepyfile(
         stand_in=STAND_IN.format(
             support=support, does=does, lacking=lacking or {}, bounds=str(pytester.path / "bounds")

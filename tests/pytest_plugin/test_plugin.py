@@ -11,6 +11,7 @@ import torch  # noqa: F401 - loaded here once, it is not loaded again by every r
 from stubs import StubCase
 
 from amp_checks import backends
+from amp_checks.families import FAMILIES
 from amp_checks.plugin import SUITE
 
 Install = Callable[[Sequence[StubCase]], None]
@@ -177,7 +178,7 @@ def test_the_gate_names_cuda_and_leaves_no_traceback(pytester: pytest.Pytester, 
 def cuda_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose CUDA backends are available; the stub check touches no device."""
     monkeypatch.setattr(backends, "why_unavailable", lambda backend_id: None)
-    monkeypatch.setattr("amp_checks.environment._devices", list)
+    monkeypatch.setattr("amp_checks.backends.environment._devices", list)
 
 
 @pytest.mark.usefixtures("cuda_stand_in")
@@ -265,7 +266,7 @@ def test_a_users_test_that_never_calls_its_item_checks_nothing(pytester: pytest.
     pytester.makepyfile(
         """
         from amp_checks import parametrize_with_checks
-        from amp_checks.cases.scaler import CASES
+        from amp_checks.families.scaler.cases import CASES
 
         @parametrize_with_checks(CASES[:1], backends=["cpu-float16"])
         def test_forgot(item):
@@ -368,20 +369,18 @@ def test_a_decorator_that_would_run_nothing_is_an_error_of_one_message(
     assert "test_a_decorator_that_would_run_nothing_is_an_error_of_one_message.py:7: parametrize_with_checks: " in text
     assert message in text
     assert "Traceback" not in text
-    assert "suite.py" not in text
+    assert "parametrize.py" not in text
 
 
 def test_a_family_that_cannot_be_listed_is_an_error_and_the_others_run(
-    pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, stub_suite: Install
 ) -> None:
-    from amp_checks import suite
-
     stub_suite([StubCase(id="one")])
-    monkeypatch.setattr(suite, "FAMILIES", {"missing": "missing", "stub": "stub"})
+    FAMILIES.declare("missing", "amp_checks.families.missing.family")  # into the stand-in of `stub_suite`
     done, _ = results(pytester, *CPU)
     done.assert_outcomes(passed=1, failed=1)
     assert done.ret == 3
-    done.stdout.fnmatch_lines(["*family missing: ModuleNotFoundError: No module named 'amp_checks.cases.missing'*"])
+    done.stdout.fnmatch_lines(["*family missing: ModuleNotFoundError: No module named 'amp_checks.families.missing'*"])
 
 
 def test_two_items_of_one_id_are_refused(pytester: pytest.Pytester, stub_suite: Install) -> None:

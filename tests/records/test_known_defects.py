@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, data, known_defects, machine, suite
+from amp_checks import backends
 from amp_checks.core import Finding, Result, Status, SuiteError, exact
-from amp_checks.known_defects import Defect, Expected
+from amp_checks.records import fixtures, known_defects
+from amp_checks.records.known_defects import Defect, Expected
+from amp_checks.suite import collect
+from amp_checks.torch_api import machine
 
 
 def defect(**changed: Any) -> Defect:
@@ -108,7 +111,7 @@ def test_a_malformed_file_gives_one_message_that_names_it(tmp_path: Path, text: 
 
 
 def test_every_registered_entry_matches_an_item_of_a_full_listing() -> None:
-    everything = suite.collect(backends=[backends.backend(name) for name in backends.IDS], full=True)
+    everything = collect.collect(backends=[backends.backend(name) for name in backends.IDS], full=True)
     names = [(item.check.__name__, item.case.id, item.backend.id) for item in everything]
     assert known_defects.unmatched(names) == []
 
@@ -143,7 +146,7 @@ def test_a_defect_of_some_machines_is_registered_only_where_its_condition_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _file(tmp_path, machine="full-moon")
-    monkeypatch.setattr(data, "fixture", lambda _: path.parent)
+    monkeypatch.setattr(fixtures, "fixture", lambda _: path.parent)
     holds = True
     monkeypatch.setitem(machine.CONDITIONS, "full-moon", lambda: holds)
     try:

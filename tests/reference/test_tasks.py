@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from amp_checks import backends
-from amp_checks.cases.convergence import CASES
+from amp_checks.families.convergence.cases import CASES
 from amp_checks.reference import datasets, digits, language, loop, scaling
 from amp_checks.reference.memory import bytes_for_backward
 

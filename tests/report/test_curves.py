@@ -19,10 +19,7 @@ def test_curves_that_differ_in_their_lines_alone_are_one() -> None:
         assert len(curves.together([first, curves.read(CURVES[0] | change)])) == 2
 
 
-def test_a_run_leaves_the_curves_of_what_it_compared(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amp_checks.core._recorders", [])
+def test_a_run_leaves_the_curves_of_what_it_compared(pytester: pytest.Pytester) -> None:
     item = "check_trains_like_fp32-as_published-cpu-float16"
     fixed = ("-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-item", item)
     done = pytester.runpytest_inprocess(*fixed, "--amp-json", "out.json")

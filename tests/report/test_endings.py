@@ -20,10 +20,11 @@ import torch  # noqa: F401 - loaded here once, it is not loaded again by every r
 from documents import ENVIRONMENT, RIGHT, document, result
 from stubs import StubCase
 
-from amp_checks import backends, cli, suite
+from amp_checks import backends, cli
 from amp_checks.core import Status, SuiteError
 from amp_checks.report import FORMATS, Format, json_format
 from amp_checks.report.stream import FILE, Stream, unfinished
+from amp_checks.suite import collect
 
 PATIENCE = 300.0
 
@@ -260,7 +261,7 @@ def test_a_report_that_cannot_be_made_costs_no_other(
 def test_reports_of_an_earlier_run_do_not_outlive_a_killed_one(
     pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amp_checks.session import Session
+    from amp_checks.pytest_plugin.session import Session
 
     stub_suite([StubCase(id="one")])
     assert run_here(pytester, "--amp-report-dir", "report").ret == 0
@@ -292,7 +293,7 @@ def test_a_run_stopped_at_its_first_failure_is_incomplete(pytester: pytest.Pytes
 def test_an_item_without_a_result_is_no_pass(
     pytester: pytest.Pytester, stub_suite: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amp_checks.items import SuiteItem
+    from amp_checks.pytest_plugin.items import SuiteItem
 
     monkeypatch.setattr(SuiteItem, "runtest", lambda self: None)
     stub_suite([StubCase(id="one"), StubCase(id="two")])
@@ -336,7 +337,7 @@ def test_a_stream_reads_back_as_a_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["ops", "scaler"])
 def test_an_item_that_took_its_process_with_it_has_its_family(family: str) -> None:
-    item = suite.collect(backends=[backends.backend("emulated-cuda-float16")], families=[family])[0]
+    item = collect.collect(backends=[backends.backend("emulated-cuda-float16")], families=[family])[0]
     assert unfinished(item.id, "gone").family == family
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_checks import backends, planting
+from amp_checks import backends
 from amp_checks.core import UsageError
 from amp_checks.report import FORMATS
+from amp_checks.suite import planting
 
 BACKEND = "emulated-cuda-float16"
 
@@ -24,7 +25,6 @@ def test_every_report_tells_a_planted_fault(pytester: pytest.Pytester, monkeypat
     pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "step.md"))
-    monkeypatch.setattr("amp_checks.core._recorders", [])
     [mutant] = [one for one in planting.mutants("ops") if one.id == "rule-removed-mm"]
     fixed = ("-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-backend", BACKEND, "--amp-family", "ops")
     with mutant.plant(backends.backend(BACKEND)):

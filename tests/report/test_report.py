@@ -321,7 +321,7 @@ def test_a_report_folder_holds_every_format(
 def test_results_are_on_disk_before_the_next_item_starts(
     pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amp_checks.session import Session
+    from amp_checks.pytest_plugin.session import Session
 
     stub_suite([StubCase(id="one"), StubCase(id="two")])
     monkeypatch.setattr(Session, "finish", lambda self, session: None)  # as if the run were killed before its end

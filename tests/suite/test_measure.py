@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import core, suite
+from amp_checks import core
 from amp_checks.core import Backend, Finding, NotEmulated, Raised, Status, attempt, bounded, exact
+from amp_checks.suite import measure
+from amp_checks.suite.item import run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ def judged(body: Callable[[], Iterator[Any]], backend: Backend = BACKEND) -> cor
     def check_stub(case: StubCase, backend: Backend) -> Iterator[Finding]:
         yield from body()
 
-    return core.measure(check_stub, StubCase(), backend)
+    return measure.measure(check_stub, StubCase(), backend)
 
 
 def of_ratio(ratio: float, threshold: float = 1.0) -> Finding:
@@ -233,7 +235,7 @@ LEFTOVERS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", LEFTOVERS)
 def test_a_check_that_leaves_global_state_changed_is_an_error_and_the_state_comes_back(name: str) -> None:
-    from amp_checks import state
+    from amp_checks.torch_api import state
 
     before = state.capture()
 
@@ -300,19 +302,17 @@ def _leave_a_file_open(path: Path) -> None:
     held.append(held)
 
 
-def test_results_go_to_whoever_records_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "_recorders", [])  # the plugin records around this very test
+def test_results_go_to_the_innermost_recording_and_nowhere_else() -> None:
 
     def check_stub(case: StubCase, backend: Backend) -> Iterator[Finding]:
         yield of_ratio(0.0)
 
-    with core.recording() as outer:
-        with core.recording() as inner:
-            first = suite.run(check_stub, StubCase(), BACKEND)
-        second = suite.run(check_stub, StubCase(), BACKEND)
-    suite.run(check_stub, StubCase(), BACKEND)
+    with measure.recording() as outer:
+        with measure.recording() as inner:
+            first = run(check_stub, StubCase(), BACKEND)
+        second = run(check_stub, StubCase(), BACKEND)
     assert inner == [first]
-    assert outer == [first, second]
+    assert outer == [second]
 
 
 def test_a_backend_takes_other_peoples_autocast_and_scaler() -> None:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from amp_checks import backends, planting, suite
+from amp_checks import backends, families
 from amp_checks.core import Backend, Result, Status, exact
-from amp_checks.planting import Mutant
+from amp_checks.suite import planting
+from amp_checks.suite.measure import measure
+from amp_checks.suite.planting import Mutant
 
 BACKENDS = [backends.backend(name) for name in ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16")]
 
@@ -21,7 +23,7 @@ def first_backend(mutant: Mutant) -> Backend:
     return next(b for b in BACKENDS if mutant.applies(b) and planting.case_of(mutant).runs_on(b))
 
 
-MUTANTS = [mutant for family in planting.FAMILIES for mutant in planting.mutants(family)]
+MUTANTS = [mutant for family in planting.families() for mutant in planting.mutants(family)]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
@@ -35,12 +37,11 @@ def test_exactly_the_checks_that_a_mutant_names_catch_it(mutant: Mutant) -> None
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
 def test_without_its_fault_the_case_of_a_mutant_passes_those_checks(mutant: Mutant) -> None:
-    from amp_checks import core
 
     backend = first_backend(mutant)
-    for check in suite.checks_for(planting.case_of(mutant)):
+    for check in families.checks_for(planting.case_of(mutant)):
         if check.__name__ in mutant.killed_by:
-            assert core.measure(check, planting.case_of(mutant), backend).status is Status.PASSED
+            assert measure(check, planting.case_of(mutant), backend).status is Status.PASSED
 
 
 def test_ids_are_unique() -> None:
@@ -48,9 +49,9 @@ def test_ids_are_unique() -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("family", planting.FAMILIES)
+@pytest.mark.parametrize("family", planting.families())
 def test_every_check_has_a_mutant_that_it_kills(family: str) -> None:
-    checks = {check.__name__ for case in suite.cases(family) for check in suite.checks_for(case)}
+    checks = {check.__name__ for case in families.cases(family) for check in families.checks_for(case)}
     killed = {name for mutant in planting.mutants(family) for name in mutant.killed_by}
     assert checks - killed == set()
 
@@ -61,9 +62,9 @@ SHARED: dict[str, str] = {
 """Checks without a mutant that they alone kill, each with the reason why there is none."""
 
 
-@pytest.mark.parametrize("family", planting.FAMILIES)
+@pytest.mark.parametrize("family", planting.families())
 def test_every_check_has_a_mutant_that_it_alone_kills_or_a_reason(family: str) -> None:
-    checks = {check.__name__ for case in suite.cases(family) for check in suite.checks_for(case)}
+    checks = {check.__name__ for case in families.cases(family) for check in families.checks_for(case)}
     alone = {mutant.killed_by[0] for mutant in planting.mutants(family) if len(mutant.killed_by) == 1}
     assert checks - alone == {name for name in SHARED if name in checks}
 
@@ -94,9 +95,8 @@ def test_only_a_measured_failure_is_a_kill() -> None:
 
 
 def test_a_mutant_that_survives_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from amp_checks import core
-    from amp_checks.cases.planted import PlantedCase
-    from amp_checks.checks.planted import check_planted_fault_is_caught
+    from amp_checks.families.planted.cases import PlantedCase
+    from amp_checks.families.planted.checks import check_planted_fault_is_caught
 
     @contextmanager
     def plant_nothing(backend: Backend) -> Iterator[Backend]:
@@ -105,14 +105,16 @@ def test_a_mutant_that_survives_fails_the_run(monkeypatch: pytest.MonkeyPatch) -
     harmless = dataclasses.replace(MUTANTS[0], plant=plant_nothing)
     backend = first_backend(harmless)
     case = PlantedCase(mutant=harmless, backend_ids=frozenset({backend.id}))
-    assert core.measure(check_planted_fault_is_caught, case, backend).status is Status.FAILED
+    assert measure(check_planted_fault_is_caught, case, backend).status is Status.FAILED
 
 
 def test_the_sample_is_the_same_each_time_and_touches_every_family() -> None:
-    drawn = planting.sample(BACKENDS)
-    assert [(m.id, b.id) for m, b in drawn] == [(m.id, b.id) for m, b in planting.sample(BACKENDS)]
+    drawn = planting.sample(BACKENDS, families=planting.families())
+    assert [(m.id, b.id) for m, b in drawn] == [
+        (m.id, b.id) for m, b in planting.sample(BACKENDS, families=planting.families())
+    ]
     assert len(drawn) == planting.SAMPLE
     families: dict[str, int] = defaultdict(int)
     for mutant, _ in drawn:
         families[mutant.family] += 1
-    assert set(families) == set(planting.FAMILIES)
+    assert set(families) == set(planting.families())

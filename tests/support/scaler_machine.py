@@ -10,11 +10,11 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from amp_checks import backends
-from amp_checks.scaler import oracle, program
-from amp_checks.scaler.driver import Driver
-from amp_checks.scaler.oracle import Departure, Oracle
-from amp_checks.scaler.program import INF, NAN, Kind, Program
-from amp_checks.scaler.script import as_script
+from amp_checks.families.scaler.oracle import oracle, program
+from amp_checks.families.scaler.oracle.driver import Driver
+from amp_checks.families.scaler.oracle.oracle import Departure, Oracle
+from amp_checks.families.scaler.oracle.program import INF, NAN, Kind, Program
+from amp_checks.families.scaler.oracle.script import as_script
 
 PARAMETERS = ((1.0, 2.0), (0.0, -1.0), (3.0, 0.1))
 

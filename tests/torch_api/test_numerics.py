@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from amp_checks import numerics
+from amp_checks.torch_api import numerics
 
 EPS16 = 2.0**-10
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks import _torch_private as private
-from amp_checks.audit.amplify import sample
-from amp_checks.audit.places import Place, line, user_frame
+from amp_checks.audit.probes.values import sample
+from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.watch import Watch
 
 _POWERS = (1, 0, -1, 2, -2)
 """What the loss scale may be raised to in what user code computes on its way: a norm, its inverse, squares of it."""

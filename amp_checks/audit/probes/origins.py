@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks import _torch_private as private
-from amp_checks.audit import scaling
-from amp_checks.audit.places import line, tracked_modules, user_frame
+from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching.places import line, tracked_modules, user_frame
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
-    from amp_checks.audit.trace import Trace
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.trace import Trace
+    from amp_checks.audit.watching.watch import Watch
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Origins:
 
 def first_trouble(trace: Trace) -> int | None:
     """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad."""
-    from amp_checks.audit.trace import Kind
+    from amp_checks.audit.watching.trace import Kind
 
     bad = [step for step, loss in trace.losses if not math.isfinite(loss)]
     if bad:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks import _torch_private as private
-from amp_checks.audit.ops import LOW, MOVES, is_of_angle
-from amp_checks.audit.places import line, tracked_modules, user_frame
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.watching.ops import LOW, MOVES, is_of_angle
+from amp_checks.audit.watching.places import line, tracked_modules, user_frame
+from amp_checks.audit.watching.trace import Kind
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.watch import Watch
 
 SAMPLE = 4096
 """Elements of an output that are kept."""

@@ -6,16 +6,23 @@ The one place to add a rule is a function with ``@rule(...)`` in one of this pac
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 
-from amp_checks.audit.diagnostics import Diagnostic, Found
-from amp_checks.audit.rules.registry import RULES, Rule
-from amp_checks.audit.runs import Evidence
+from amp_checks.audit.finding import Diagnostic, Found
 
-MODULES = ("errors", "protocol", "regions", "finite", "precision", "dtypes", "state")
-for _name in MODULES:
-    importlib.import_module(f"{__name__}.{_name}")
+from amp_checks.audit.rules import (  # isort: skip - importing a module registers its rules, in this order
+    errors,
+    protocol,
+    regions,
+    finite,
+    precision,
+    dtypes,
+    state,
+)
+from amp_checks.audit.rules.registry import RULES, Rule
+from amp_checks.audit.runs.plan import Evidence
+
+MODULES = (errors, protocol, regions, finite, precision, dtypes, state)
 
 __all__ = ["MODULES", "RULES", "Rule", "judge"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks import policy
-from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.ops import LOW
+from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Op
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.watching.ops import LOW
+from amp_checks.audit.watching.trace import Op
 from amp_checks.core import CastPolicy
+from amp_checks.records import cast_policy
 
 WARNING = Severity.WARNING
 
@@ -56,7 +56,7 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
             continue
         name = op.name.removeprefix("aten::")
         listed = _LISTED_AS.get(name, name)
-        if policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
+        if cast_policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
             yield _at(
                 op, f"{op.name} runs in {_name(op.outputs[0])} outside of autocast, which would run it in float32"
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.origins import Origin
+from amp_checks.audit.finding import Found, Severity
+from amp_checks.audit.probes.origins import Origin
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.watching.trace import Kind
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.measures import (
     GRADIENT_ERROR,
     LOSS_ERROR,
@@ -26,8 +26,8 @@ from amp_checks.audit.measures import (
     wrong_size,
 )
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.watching.trace import Kind
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from amp_checks.audit import measures
-from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.runs import REHEARSED_AT, Evidence
-from amp_checks.audit.trace import Event, Kind, Trace
+from amp_checks.audit.runs.plan import REHEARSED_AT, Evidence
+from amp_checks.audit.watching.trace import Event, Kind, Trace
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_checks.audit.diagnostics import Found, Severity
+from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind, Trace
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.watching.trace import Kind, Trace
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 

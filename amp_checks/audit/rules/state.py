@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.audit.diagnostics import Found, Severity
-from amp_checks.audit.ops import LOW
+from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs import Evidence
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.runs.plan import Evidence
+from amp_checks.audit.watching.ops import LOW
+from amp_checks.audit.watching.trace import Kind
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 

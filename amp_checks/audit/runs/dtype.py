@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from amp_checks import _torch_private as private
-from amp_checks.audit.training import Training
+from amp_checks.audit.case import Training
+from amp_checks.torch_api import private
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),

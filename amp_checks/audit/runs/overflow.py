@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_checks.audit import scaling
-from amp_checks.audit.gradients import Gradient, State
-from amp_checks.audit.places import Place, line, user_frame
+from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching.gradients import Gradient, State
+from amp_checks.audit.watching.places import Place, line, user_frame
 
 
 class Rehearsal:

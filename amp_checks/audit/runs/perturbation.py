@@ -10,7 +10,7 @@ import dataclasses
 
 import torch
 
-from amp_checks.audit.training import Training
+from amp_checks.audit.case import Training
 
 SHAKES = 8
 """Runs, each moved otherwise. One set in a hundred gives less than 0.45 of the true root mean square."""

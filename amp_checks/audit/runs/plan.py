@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from amp_checks import state
-from amp_checks.audit import amplify, dependence, measures, origins, patches, widening
-from amp_checks.audit.amplify import Amplified
-from amp_checks.audit.dependence import Culprit
-from amp_checks.audit.mending import Mend
-from amp_checks.audit.origins import Origins
-from amp_checks.audit.resume import Resumed, resume
-from amp_checks.audit.shaking import SHAKES, Shake
-from amp_checks.audit.start import check_alike, start_of
-from amp_checks.audit.trace import Kind, Trace
-from amp_checks.audit.training import AuditCase, Training, describe, stepper
-from amp_checks.audit.watch import Watch
+from amp_checks.audit import measures
+from amp_checks.audit.case import AuditCase, Training, describe, stepper
+from amp_checks.audit.probes import backward, origins, values
+from amp_checks.audit.probes.backward import Culprit
+from amp_checks.audit.probes.origins import Origins
+from amp_checks.audit.probes.values import Amplified
+from amp_checks.audit.runs import dtype
+from amp_checks.audit.runs.perturbation import SHAKES, Shake
+from amp_checks.audit.runs.resume import Resumed, resume
+from amp_checks.audit.runs.start import check_alike, start_of
+from amp_checks.audit.runs.undo import Mend
+from amp_checks.audit.watching import patches
+from amp_checks.audit.watching.trace import Kind, Trace
+from amp_checks.audit.watching.watch import Watch
 from amp_checks.core import Backend, NotEmulated, UsageError
-from amp_checks.numerics import seeded
-from amp_checks.state import one_thread
+from amp_checks.torch_api import state
+from amp_checks.torch_api.numerics import seeded
+from amp_checks.torch_api.state import one_thread
 
 REHEARSED_AT = 1
 """The iteration in which the rehearsal overflows: the second, after one real step."""
@@ -222,12 +225,12 @@ def _scaled(case: AuditCase, backend: Backend, evidence: Evidence) -> Evidence:
         return evidence
     plain, scaled = _made_in_backward(case, backend, **how), _made_in_backward(case, backend, **how, scaled=True)
     scale = next(watch.trace.of(Kind.SCALE)).data["scale"]
-    return dataclasses.replace(evidence, culprit=dependence.find(plain, scaled, scale))
+    return dataclasses.replace(evidence, culprit=backward.find(plain, scaled, scale))
 
 
-def _made_in_backward(case: AuditCase, backend: Backend, **how: Any) -> list[dependence.Made]:
+def _made_in_backward(case: AuditCase, backend: Backend, **how: Any) -> list[backward.Made]:
     watch = Watch(ops=False)
-    mode = dependence.BackwardMode(watch)
+    mode = backward.BackwardMode(watch)
     run(case, backend, watch, extra=mode, **how)
     return mode.made
 
@@ -255,7 +258,7 @@ def _resumed(case: AuditCase, backend: Backend, training: Training, watch: Watch
 
 
 def _amplified(case: AuditCase, backend: Backend, mend: Mend | None = None) -> Amplified | None:
-    return amplify.find(_values(case, backend, mend), _values(case, backend, mend, neutral=True, wide=torch.float32))
+    return values.find(_values(case, backend, mend), _values(case, backend, mend, neutral=True, wide=torch.float32))
 
 
 def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified | None:
@@ -265,12 +268,12 @@ def _angles(case: AuditCase, backend: Backend, evidence: Evidence) -> Amplified 
     if not trace.takes_angles or low is None or trace.failure is not None or measures.draws_in_16_bits(trace):
         return None
     exact = _values(case, backend, neutral=True, wide=_widest(evidence))
-    return amplify.wrong_angles(_values(case, backend), exact, low)
+    return values.wrong_angles(_values(case, backend), exact, low)
 
 
-def _values(case: AuditCase, backend: Backend, mend: Mend | None = None, **how: Any) -> list[amplify.Value]:
+def _values(case: AuditCase, backend: Backend, mend: Mend | None = None, **how: Any) -> list[values.Value]:
     watch = Watch(ops=False, mend=mend)
-    mode = amplify.ValueMode(watch)
+    mode = values.ValueMode(watch)
     run(case, backend, watch, extra=mode, **how)
     return mode.values
 
@@ -303,7 +306,7 @@ def run(
         if wide is not torch.float64:
             watch.trace.start = start_of(training)
         if wide is not None:
-            training = widening.widen(training, wide)
+            training = dtype.widen(training, wide)
         if shake is not None:
             shake(training)
         watch.know(training, whole_loop=training.run is not None)
@@ -325,7 +328,7 @@ def run(
 
 
 def _running_in(wide: torch.dtype | None) -> Any:
-    return widening.running_in(wide) if wide is not None else nullcontext()
+    return dtype.running_in(wide) if wide is not None else nullcontext()
 
 
 def _without_folder(case: str) -> str:

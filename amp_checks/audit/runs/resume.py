@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amp_checks.audit.training import AuditCase, Training, describe, stepper
+from amp_checks.audit.case import AuditCase, Training, describe, stepper
 
 if TYPE_CHECKING:
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.watch import Watch
     from amp_checks.core import Backend
 
 LATE_SCALE = 2.0**7
@@ -39,8 +39,8 @@ def resume(case: AuditCase, backend: Backend, trained: Training, watch: Watch) -
     """Save the trained program, load it into a fresh one, and train that for one step."""
     if trained.save is None or trained.load is None or watch.trace.failure is not None:
         return None
-    from amp_checks.audit import patches
-    from amp_checks.audit.watch import Watch as FreshWatch
+    from amp_checks.audit.watching import patches
+    from amp_checks.audit.watching.watch import Watch as FreshWatch
 
     scalers = [scaler for scaler in watch.scalers if scaler.is_enabled()]
     for scaler in scalers:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from amp_checks.audit.scaling import tensors
-from amp_checks.audit.training import Training
+from amp_checks.audit.case import Training
+from amp_checks.audit.watching.scaling import tensors
 from amp_checks.core import UsageError
 
 Start = Mapping[str, tuple[torch.dtype, int]]

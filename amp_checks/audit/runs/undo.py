@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from amp_checks.audit import scaling
+from amp_checks.audit.watching import scaling
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from amp_checks import _torch_private as private
+from amp_checks.torch_api import private
 
 
 class State(enum.Enum):

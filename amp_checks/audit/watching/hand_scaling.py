@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_checks.audit.gradients import Gradient, State
+from amp_checks.audit.watching.gradients import Gradient, State
 
 LEAST = 2.0**7
 """The least power of two that is taken for a loss scale where nothing divides by it: weights of losses are smaller."""

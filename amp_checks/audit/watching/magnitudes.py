@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from amp_checks.numerics import smallest
+from amp_checks.torch_api.numerics import smallest
 
 _ALL_BUT_SIGN = 0x7FFF
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks import _torch_private as private
-from amp_checks.audit import constants, hand_scaling, magnitudes
-from amp_checks.audit.gradients import Gradient, State
-from amp_checks.audit.places import Place, line, user_frame
-from amp_checks.audit.trace import Event, Kind, Op
+from amp_checks.audit.watching import constants, hand_scaling, magnitudes
+from amp_checks.audit.watching.gradients import Gradient, State
+from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching.trace import Event, Kind, Op
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.watch import Watch
 
 LOW = (torch.float16, torch.bfloat16)
 DETAILED_STEPS = 2

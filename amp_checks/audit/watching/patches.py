@@ -20,12 +20,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from amp_checks import _torch_private as private
-from amp_checks.audit.trace import Kind
+from amp_checks.audit.watching.trace import Kind
 from amp_checks.emulation import layers, numerics, shims
+from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
-    from amp_checks.audit.watch import Watch
+    from amp_checks.audit.watching.watch import Watch
 
 _TORCH = tuple(torch.__path__)
 Method = Callable[..., Any]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amp_checks.audit.magnitudes import Magnitudes
-from amp_checks.audit.places import Place
+from amp_checks.audit.watching.magnitudes import Magnitudes
+from amp_checks.audit.watching.places import Place
 
 if TYPE_CHECKING:
-    from amp_checks.audit.training import Training
+    from amp_checks.audit.case import Training
 
 
 class Kind(enum.StrEnum):
@@ -165,7 +165,7 @@ class Trace:
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
         takes_angles: whether forward took a sine, a cosine or the like.
-        start: checksums of parameters and batches as they were built (`amp_checks.audit.start`).
+        start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
     first_reads: for each parameter, the line that first read it in forward.
     left_on: device types for which autocast was still on when the run ended.

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from amp_checks import _torch_private as private
-from amp_checks.audit import hand_scaling, scaling
-from amp_checks.audit.gradients import Book, Gradient, State
-from amp_checks.audit.mending import Mend
-from amp_checks.audit.ops import LOW, OpMode, OpWatch
-from amp_checks.audit.places import line, raised_at, tracked_modules, user_frame
-from amp_checks.audit.rehearsal import Rehearsal
-from amp_checks.audit.trace import Event, Failure, Kind, ParameterFacts, Trace
-from amp_checks.audit.training import Training
-from amp_checks.state import AUTOCAST_DEVICES
+from amp_checks.audit.case import Training
+from amp_checks.audit.runs.overflow import Rehearsal
+from amp_checks.audit.runs.undo import Mend
+from amp_checks.audit.watching import hand_scaling, scaling
+from amp_checks.audit.watching.gradients import Book, Gradient, State
+from amp_checks.audit.watching.ops import LOW, OpMode, OpWatch
+from amp_checks.audit.watching.places import line, raised_at, tracked_modules, user_frame
+from amp_checks.audit.watching.trace import Event, Failure, Kind, ParameterFacts, Trace
+from amp_checks.torch_api import private
+from amp_checks.torch_api.state import AUTOCAST_DEVICES
 
 
 class Watch:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_checks.audit.training import AuditCase, Training
+from amp_checks.audit.case import AuditCase, Training
 from amp_checks.reference import recipes
 from amp_checks.reference.model import INPUTS, SimpleTextModel
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from amp_checks.audit.diagnostics import Severity
+from amp_checks.audit.case import AuditCase
+from amp_checks.audit.finding import Severity
 from amp_checks.audit.report import audit
 from amp_checks.audit.rules import RULES
-from amp_checks.audit.training import AuditCase
 from amp_checks.core import Backend, Check, Finding
 
 

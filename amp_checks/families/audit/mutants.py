@@ -13,11 +13,12 @@ from unittest import mock
 
 import torch
 
-from amp_checks import backends, data
+from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, audit
 from amp_checks.core import Backend
-from amp_checks.planting import Mutant, Tally
+from amp_checks.records import fixtures
 from amp_checks.reference.model import SimpleTextModel
+from amp_checks.suite.planting import Mutant, Tally
 
 Progress = Callable[[str], None]
 FOLDER = "audit"
@@ -101,7 +102,7 @@ MUTANTS: tuple[Mutant, ...] = (
 
 def pairs() -> list[Any]:
     """The faulty loops of ``fixtures/audit``, each with its corrected twin, in the order of their files."""
-    folder = data.fixture(FOLDER)
+    folder = fixtures.fixture(FOLDER)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # no package: a fixture is a program of its own
     for path in sorted(folder.glob("loops_*.py")):

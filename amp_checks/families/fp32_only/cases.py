@@ -1,22 +1,17 @@
 """Ops that do not run in 16 bits: what AMP users must run in FP32, outside autocast.
 
 One op is one row, in the table of its topic. Where a device lacks it is not written here: the record of
-low-precision support says it (`amp_checks.support`), and a recorded lack without a row fails a check.
+low-precision support says it (`amp_checks.records.low_precision`), and a recorded lack without a row fails a check.
 """
 
 from __future__ import annotations
 
-from amp_checks.cases import (
-    fp32_only_linalg,
-    fp32_only_other,
-    fp32_only_signal,
-    fp32_only_special,
-    fp32_only_values,
-    ranges,
-)
-from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input, RecordCase
-from amp_checks.cases.fp32_only_values import ValueCase
-from amp_checks.cases.ranges_inputs import RangeCase
+from amp_checks.families.fp32_only import values
+from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input, RecordCase
+from amp_checks.families.fp32_only.tables import linalg, other, signal, special
+from amp_checks.families.fp32_only.values import ValueCase
+from amp_checks.families.ranges import cases
+from amp_checks.families.ranges.inputs import RangeCase
 
 __all__ = ["CASES", "EXCEPTIONS", "FORCED", "Fp32OnlyCase", "Input", "RecordCase", "ValueCase"]
 
@@ -38,10 +33,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 """By device type: ops that are recorded to lack a low dtype and have no row, and why."""
 
 _TABLES: tuple[Fp32OnlyCase, ...] = (
-    *fp32_only_linalg.ROWS,
-    *fp32_only_special.ROWS,
-    *fp32_only_signal.ROWS,
-    *fp32_only_other.ROWS,
+    *linalg.ROWS,
+    *special.ROWS,
+    *signal.ROWS,
+    *other.ROWS,
 )
 
 _COMPILED = ("linalg.inv", "quantile", "special.erfcx", "fft.rfft", "linalg.det", "mm")
@@ -71,6 +66,6 @@ CASES: tuple[Fp32OnlyCase | ValueCase | RecordCase | RangeCase, ...] = (
     RecordCase(id="record-run-again", full=True),
     RecordCase(id="record-of-three-run-again", ops=("linalg.inv", "cdist", "mm"), full=True),
     *FORCED,
-    *fp32_only_values.ROWS,
-    *ranges.CASES,
+    *values.ROWS,
+    *cases.CASES,
 )

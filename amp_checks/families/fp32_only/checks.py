@@ -19,14 +19,15 @@ from typing import Any
 
 import torch
 
-from amp_checks import support
-from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input, RecordCase
-from amp_checks.cases.fp32_only_values import ValueCase
-from amp_checks.cases.ranges_inputs import RangeCase
-from amp_checks.checks import fp32_only_record, fp32_only_remedies, fp32_only_values, ranges
 from amp_checks.core import Backend, Check, Finding, Raised, SuiteError, attempt, bounded, exact
-from amp_checks.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
-from amp_checks.support import Meets
+from amp_checks.families.fp32_only import record, remedies, value_checks
+from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input, RecordCase
+from amp_checks.families.fp32_only.values import ValueCase
+from amp_checks.families.ranges import checks
+from amp_checks.families.ranges.inputs import RangeCase
+from amp_checks.records import low_precision
+from amp_checks.records.low_precision import Meets
+from amp_checks.torch_api.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
 
 ACCURACY = Threshold(
     value=300.0,
@@ -42,13 +43,13 @@ _ABOUT_DTYPE = re.compile("half|float|double|dtype|precision", re.IGNORECASE)
 
 def checks_for(case: Fp32OnlyCase | ValueCase | RecordCase | RangeCase) -> Iterator[Check]:
     if isinstance(case, RecordCase):
-        yield from fp32_only_record.checks_for(case)
+        yield from record.checks_for(case)
         return
     if isinstance(case, ValueCase):
-        yield from fp32_only_values.checks_for(case)
+        yield from value_checks.checks_for(case)
         return
     if isinstance(case, RangeCase):
-        yield from ranges.checks_for(case)
+        yield from checks.checks_for(case)
         return
     if case.compiled:
         yield check_forced_fp32_compiled
@@ -112,7 +113,7 @@ def check_low_precision_input_in_region(case: Fp32OnlyCase, backend: Backend) ->
 
     It is one of three: its own FP32 rule casts up; there is an error; it passes in silence, in the low dtype.
     """
-    seen = support.here(case.declared, backend.device_type, backend.dtype)
+    seen = low_precision.here(case.declared, backend.device_type, backend.dtype)
     expected = Meets.UNSEEN if seen is None else seen.meets
     actual = _met(case, backend)
     declared = ""
@@ -173,7 +174,7 @@ def check_forced_fp32_output(case: Fp32OnlyCase, backend: Backend) -> Iterator[F
             why="the input is well inside the range of float32",
         )
         yield _equal(f"output[{number}] bitwise", out, expected, "the same op on the same rounded input, no autocast")
-    plain = _forced(case, backend, leaves, fp32_only_remedies.disabled_region)
+    plain = _forced(case, backend, leaves, remedies.disabled_region)
     unrounded, _ = _differentiate(case, leaves)
     for number, (out, expected) in enumerate(zip(plain, unrounded, strict=True)):
         yield _equal(f"output[{number}] of a float32 input", out, expected, "a float32 input is not rounded on its way")
@@ -259,20 +260,20 @@ def check_forced_fp32_in_other_ways(case: Fp32OnlyCase, backend: Backend) -> Ite
 
     And the region goes on afterwards as it was.
     """
-    for name, way in fp32_only_remedies.OTHER_WAYS.items():
+    for name, way in remedies.OTHER_WAYS.items():
         yield from _in_another_way(case, backend, f"{name}: ", way)
 
 
 def check_forced_fp32_compiled(case: Fp32OnlyCase, backend: Backend) -> Iterator[Finding]:
     """Forced inside a function compiled with ``aot_eager``, the op gives the same, and so do gradients."""
-    yield from _in_another_way(case, backend, "compiled: ", fp32_only_remedies.compiled)
+    yield from _in_another_way(case, backend, "compiled: ", remedies.compiled)
 
 
 def _in_another_way(case: Fp32OnlyCase, backend: Backend, name: str, way: Callable[..., Any]) -> Iterator[Finding]:
     leaves = _leaves(case, backend)
     run = _remedied(case, backend, leaves, way)
     reference, gradients = _differentiate(case, _rounded(leaves, backend))
-    if way is fp32_only_remedies.checkpointed_reentrant:
+    if way is remedies.checkpointed_reentrant:
         with torch.no_grad():  # as its first pass is run
             reference = _tensors(case.op(*_rounded(leaves, backend)))
     for number, (out, expected) in enumerate(zip(run.outputs, reference, strict=True)):
@@ -323,7 +324,7 @@ def _remedied(
 ) -> _Run:
     """The remedy as the module's text shows it, or another way, with mm on float32 around the op as a probe."""
     probe = torch.ones(2, 2, device=backend.device_type)
-    way = way or fp32_only_remedies.disabled_region
+    way = way or remedies.disabled_region
     inside: list[str] = []
 
     def observe() -> str:
@@ -431,6 +432,6 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def declaration(name: str, device_type: str, dtype: str) -> str:
     """``unsupported`` or ``supported``, as torch's database of ops declares it for the device type."""
-    seen = support.here(name, device_type, dtype)
+    seen = low_precision.here(name, device_type, dtype)
     declared = seen is None or (seen.declared_forward and seen.declared_backward is not False)
     return "supported" if declared else "unsupported"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks import support
-from amp_checks.cases.fp32_only_rows import RecordCase
 from amp_checks.core import Backend, Check, Finding, SuiteError, exact
+from amp_checks.families.fp32_only.rows import RecordCase
+from amp_checks.records import low_precision
 
 
 def checks_for(case: RecordCase) -> Iterator[Check]:
@@ -23,29 +23,29 @@ def checks_for(case: RecordCase) -> Iterator[Check]:
 
 def check_every_unsupported_op_has_a_row(case: RecordCase, backend: Backend) -> Iterator[Finding]:
     """An op that is recorded to lack the low dtype has a row, or is an exception by name."""
-    from amp_checks.cases.fp32_only import EXCEPTIONS, FORCED
+    from amp_checks.families.fp32_only.cases import EXCEPTIONS, FORCED
 
     del case
     known = {row.declared for row in FORCED} | set(EXCEPTIONS[backend.device_type])
-    found = support.record_for(torch.__version__, backend.device_type)
+    found = low_precision.record_for(torch.__version__, backend.device_type)
     lacking = sorted(name for name, seen in found.ops[backend.dtype].items() if seen.lacks)
     missing = [name for name in lacking if name not in known]
     yield exact(
         f"ops without {backend.dtype} on {backend.device_type} that no row forces to FP32",
         actual=", ".join(missing) or "none",
         expected="none",
-        why=f"{len(lacking)} are recorded; add a row to amp_checks/cases/fp32_only_*.py, or an exception",
+        why=f"{len(lacking)} are recorded; add a row to amp_checks/families/fp32_only/tables/, or an exception",
     )
 
 
 def check_every_row_is_unsupported_somewhere(case: RecordCase, backend: Backend) -> Iterator[Finding]:
     """A row, or an exception, that no record of any torch calls for is dead."""
-    from amp_checks.cases.fp32_only import EXCEPTIONS, FORCED
+    from amp_checks.families.fp32_only.cases import EXCEPTIONS, FORCED
 
     del case, backend
     lacking = {
         (device, name)
-        for found in support.recorded().values()
+        for found in low_precision.recorded().values()
         for device, each in found.items()
         for seen in each.ops.values()
         for name, op in seen.items()
@@ -63,16 +63,16 @@ def check_every_row_is_unsupported_somewhere(case: RecordCase, backend: Backend)
 
 
 @functools.cache
-def run_again(device_type: str, ops: tuple[str, ...]) -> support.Found:
+def run_again(device_type: str, ops: tuple[str, ...]) -> low_precision.Found:
     """Both low dtypes come of one run, which takes minutes over the whole database."""
-    return support.run_here(device_type, ops)
+    return low_precision.run_here(device_type, ops)
 
 
 def check_record_holds(case: RecordCase, backend: Backend) -> Iterator[Finding]:
     """Run again, torch's op database shows the lacks that are recorded: one finding per op that changed."""
     if importlib.util.find_spec("expecttest") is None:
         raise SuiteError("the record cannot be run again: torch's op database needs expecttest (amp-checks[opinfo])")
-    recorded = support.record_for(torch.__version__, backend.device_type)
+    recorded = low_precision.record_for(torch.__version__, backend.device_type)
     now = run_again(backend.device_type, case.ops)
     before, after = (
         {

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from amp_checks import support
 from amp_checks.core import Backend
+from amp_checks.records import low_precision
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Fp32OnlyCase:
         variant: tells rows of one op apart.
         differentiable: whether gradients flow through it.
         supported: the devices run it in 16 bits, and it is forced by choice; else the row runs where the record says
-            that a device lacks it (`amp_checks.support`).
+            that a device lacks it (`amp_checks.records.low_precision`).
         compiled: its remedy is also tried under ``torch.compile(backend="aot_eager")``, and nothing else is.
     """
 
@@ -60,14 +60,14 @@ class Fp32OnlyCase:
         if self.compiled and backend.emulated:
             return False  # no graph is compiled under emulation
         if self.supported:
-            return backend.device_type in support.devices()
+            return backend.device_type in low_precision.devices()
         return self.lacks(backend) != ""
 
     def lacks(self, backend: Backend) -> str:
         """``forward`` or ``backward``: what of it the backend's device is recorded to lack; empty where nothing."""
-        if backend.device_type not in support.devices():
+        if backend.device_type not in low_precision.devices():
             return ""
-        seen = support.here(self.declared, backend.device_type, backend.dtype)
+        seen = low_precision.here(self.declared, backend.device_type, backend.dtype)
         return "" if seen is None else seen.lacks
 
 
@@ -94,6 +94,6 @@ class RecordCase:
     family: str = "fp32-only"
 
     def runs_on(self, backend: Backend) -> bool:
-        if backend.device_type not in support.devices():
+        if backend.device_type not in low_precision.devices():
             return False
         return not (self.full and backend.emulated)

@@ -1,7 +1,7 @@
-"""Which ops run in 16 bits, found by running torch's own op database: ``python -m amp_checks.support_sweep cpu``.
+"""Which ops run in 16 bits, by running torch's op database: ``python -m amp_checks.families.fp32_only.sweep cpu``.
 
 Run as a process of its own: importing that database freezes torch's global flags, which must not happen where users'
-code runs. Prints one JSON document, the fields of `amp_checks.support.Found`. Needs ``expecttest``
+code runs. Prints one JSON document, the fields of `amp_checks.records.low_precision.Found`. Needs ``expecttest``
 (``pip install 'amp-checks[opinfo]'``).
 """
 
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_checks import backends
 from amp_checks.core import Backend, NotEmulated, first_line
-from amp_checks.numerics import dtype_name, randn, seed_of
-from amp_checks.support import DTYPES, Kind, Meets, Outcome, Seen, machine, to_json
+from amp_checks.records.low_precision import DTYPES, Kind, Meets, Outcome, Seen, machine, to_json
+from amp_checks.torch_api.numerics import dtype_name, randn, seed_of
 
 SAMPLES = 12
 """Inputs tried per op, spread evenly over the database's own; empty ones run no kernel, and do not count."""
@@ -296,7 +296,7 @@ def _weights(root: torch.Tensor, *, seed: str) -> torch.Tensor:
 
 def main() -> int:
     """The process's own command line."""
-    parser = argparse.ArgumentParser(prog="python -m amp_checks.support_sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m amp_checks.families.fp32_only.sweep", description=__doc__)
     parser.add_argument("device", choices=backends.REAL)
     parser.add_argument("op", nargs="*")
     parser.add_argument("--declared", action="store_true", help="run nothing, even where the device is here")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.fp32_only_values import ValueCase
 from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
-from amp_checks.numerics import Threshold, error_ratio
+from amp_checks.families.fp32_only.values import ValueCase
+from amp_checks.torch_api.numerics import Threshold, error_ratio
 
 ACCURACY = Threshold(
     value=2.0,

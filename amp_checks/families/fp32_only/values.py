@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from amp_checks.core import Backend
-from amp_checks.numerics import randn
+from amp_checks.torch_api.numerics import randn
 
 _CPU = frozenset({"cpu"})
 """Wrong on the CPU, by arithmetic that a GPU may or may not share: it was not seen there."""

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.cases.ops_inputs import Plan, make, map_leaves, tensors
-from amp_checks.cases.ops_rows import COMPLEX, RUN, OpCase
-from amp_checks.checks.ops_entry import overload
 from amp_checks.core import Backend, CastPolicy, NotEmulated, Raised, attempt, first_line
-from amp_checks.numerics import dtype_name, randn
+from amp_checks.families.ops.entry import overload
+from amp_checks.families.ops.inputs import Plan, make, map_leaves, tensors
+from amp_checks.families.ops.rows import COMPLEX, RUN, OpCase
+from amp_checks.torch_api.numerics import dtype_name, randn
 
 HALVES = (torch.float16, torch.bfloat16)
 CASTABLE = (torch.float32, *HALVES)

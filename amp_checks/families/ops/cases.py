@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from amp_checks import policy
-from amp_checks.cases import ops_database, ops_linalg, ops_pointwise, ops_products, ops_regions, ops_spatial
-from amp_checks.cases.ops_database import DatabaseCase
-from amp_checks.cases.ops_regions import RegionCase
-from amp_checks.cases.ops_rows import EntryCase, OpCase
-from amp_checks.cases.ops_spellings import spellings
-from amp_checks.cases.ops_variants import (
+from amp_checks.core import Backend, CastPolicy
+from amp_checks.families.ops import database
+from amp_checks.families.ops.database import DatabaseCase
+from amp_checks.families.ops.regions import cases
+from amp_checks.families.ops.regions.cases import RegionCase
+from amp_checks.families.ops.rows import EntryCase, OpCase
+from amp_checks.families.ops.tables import linalg, pointwise, products, spatial
+from amp_checks.families.ops.tables.spellings import spellings
+from amp_checks.families.ops.variants import (
     DtypesCase,
     ExplicitDtypeCase,
     NestingCase,
@@ -25,7 +27,7 @@ from amp_checks.cases.ops_variants import (
     takes_dtype,
     uncast_forms,
 )
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.records import cast_policy
 
 SAMPLE = frozenset(
     [
@@ -110,7 +112,7 @@ SAMPLE = frozenset(
 
 OVERLOADS: dict[str, OpCase] = {
     row.id: dataclasses.replace(row, full=row.id not in SAMPLE)
-    for row in (*ops_products.ROWS, *ops_pointwise.ROWS, *ops_spatial.ROWS, *ops_linalg.ROWS)
+    for row in (*products.ROWS, *pointwise.ROWS, *spatial.ROWS, *linalg.ROWS)
 }
 
 
@@ -127,7 +129,7 @@ class BannedCase:
         return f"{self.op.id}.banned"
 
     def runs_on(self, backend: Backend) -> bool:
-        return policy.of(self.op.id, backend.device_type) is CastPolicy.BANNED
+        return cast_policy.of(self.op.id, backend.device_type) is CastPolicy.BANNED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,7 @@ class RegistrationCase:
     full: bool = False
 
     def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in policy.DEVICE_TYPES
+        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,7 @@ class RulesCase:
     full: bool = False
 
     def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in policy.DEVICE_TYPES
+        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | RulesCase | Variant | RegionCase | DatabaseCase
@@ -187,6 +189,6 @@ CASES: tuple[AnyCase, ...] = (
     *OVERLOADS.values(),
     *(EntryCase(op=row, full=True) for row in OVERLOADS.values() if _seen_at_entry_alone(row)),
     *_variants(),
-    *ops_regions.CASES,
-    *ops_database.CASES,
+    *cases.CASES,
+    *database.CASES,
 )

@@ -2,7 +2,7 @@
 
 `checks_for` is the one place that says which checks apply to which row. Expectations come from
 ``fixtures/cast_policy/`` (the policy of each op on each device type) and from
-`amp_checks.checks.ops_by_hand` (what a policy does); none is read from the torch under test.
+`amp_checks.families.ops.by_hand` (what a policy does); none is read from the torch under test.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks import _torch_private as private
-from amp_checks import policy
-from amp_checks.cases.ops import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
-from amp_checks.cases.ops_database import DatabaseCase
-from amp_checks.cases.ops_inputs import Plan, tensors
-from amp_checks.cases.ops_regions import RegionCase
-from amp_checks.cases.ops_rows import EntryCase, OpCase
-from amp_checks.cases.ops_variants import Variant
-from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks import ops_database, ops_observed, ops_regions, ops_variants
-from amp_checks.checks.ops_error import bounds_of, error_of
-from amp_checks.checks.ops_measure import comparable, entry_findings, in_region, same_error, same_outcome, why
 from amp_checks.core import Backend, Check, Finding, SuiteError, bounded, exact
-from amp_checks.numerics import dtype_name, same_bits
+from amp_checks.families.ops import by_hand, database_checks, observed, variant_checks
+from amp_checks.families.ops.cases import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
+from amp_checks.families.ops.database import DatabaseCase
+from amp_checks.families.ops.error import bounds_of, error_of
+from amp_checks.families.ops.inputs import Plan, tensors
+from amp_checks.families.ops.measure import comparable, entry_findings, in_region, same_error, same_outcome, why
+from amp_checks.families.ops.regions import checks
+from amp_checks.families.ops.regions.cases import RegionCase
+from amp_checks.families.ops.rows import EntryCase, OpCase
+from amp_checks.families.ops.variants import Variant
+from amp_checks.records import cast_policy
+from amp_checks.torch_api import private
+from amp_checks.torch_api.numerics import dtype_name, same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
 
@@ -36,9 +36,9 @@ def checks_for(case: AnyCase) -> Iterator[Check]:
         case EntryCase():
             yield check_entry_dtype
         case Variant():
-            yield from ops_variants.checks_for(case)
+            yield from variant_checks.checks_for(case)
         case RegionCase():
-            yield from ops_regions.checks_for(case)
+            yield from checks.checks_for(case)
         case RegistrationCase():
             yield check_registrations
         case RulesCase():
@@ -46,7 +46,7 @@ def checks_for(case: AnyCase) -> Iterator[Check]:
         case BannedCase():
             yield check_banned_op_raises
         case DatabaseCase():
-            yield ops_database.check_op_database
+            yield database_checks.check_op_database
 
 
 def _checks_for_row(case: OpCase) -> Iterator[Check]:
@@ -87,7 +87,7 @@ def _must_run(case: OpCase, without: by_hand.Outcome) -> None:
 def _by_hand(case: OpCase, backend: Backend, plan: Plan) -> by_hand.Call:
     return by_hand.cast_by_hand(
         by_hand.call_of(case, backend, plan),
-        policy.of(case.id, backend.device_type),
+        cast_policy.of(case.id, backend.device_type),
         low=backend.low_dtype,
         enters=case.enters,
     )
@@ -96,8 +96,8 @@ def _by_hand(case: OpCase, backend: Backend, plan: Plan) -> by_hand.Call:
 def check_registrations(case: RegistrationCase, backend: Backend) -> Iterator[Finding]:
     """Every rule that this torch registers has a row with its policy, and every row's rule is registered."""
     del case
-    known = set(policy.declared(backend.device_type))
-    found = policy.registered(backend.device_type)
+    known = set(cast_policy.declared(backend.device_type))
+    found = cast_policy.registered(backend.device_type)
     source = f"fixtures/cast_policy, rules of {backend.device_type}"
     yield exact("number of rules", actual=len(found), expected=len(known), why=source)
     for name in sorted(found | known):
@@ -112,13 +112,13 @@ def check_registrations(case: RegistrationCase, backend: Backend) -> Iterator[Fi
 def check_every_rule(case: RulesCase, backend: Backend) -> Iterator[Finding]:
     """Each rule does to the inputs of its op what its recorded policy says, seen at the op's own entry."""
     del case
-    for name, rule in sorted(policy.declared(backend.device_type).items()):
+    for name, rule in sorted(cast_policy.declared(backend.device_type).items()):
         row = OVERLOADS.get(name)
         if row is not None and (row.call or (row.device_only and backend.emulated)):
             continue  # cannot be seen at its entry here; the list of registrations holds it
         yield exact(
             f"policy of {name}",
-            actual=None if row is None else ops_observed.observe(row, backend),
+            actual=None if row is None else observed.observe(row, backend),
             expected=rule,
             why=f"fixtures/cast_policy, rules of {backend.device_type}",
         )
@@ -154,7 +154,7 @@ def check_entry_dtype(case: OpCase | EntryCase, backend: Backend) -> Iterator[Fi
 
 def check_output_dtype(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Each tensor that the op returns has the dtype that its cast policy gives it."""
-    rule = policy.of(case.id, backend.device_type)
+    rule = cast_policy.of(case.id, backend.device_type)
     for plan in plans_of(case):
         call = by_hand.call_of(case, backend, plan)
         got = in_region(call, backend, lacks=plan is not Plan.FLOAT32)
@@ -197,7 +197,7 @@ def check_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Fi
 def _reference(case: OpCase, backend: Backend) -> by_hand.Call:
     """The row's call in float64, with inputs already rounded to what the op receives."""
     call = by_hand.call_of(case, backend, Plan.FLOAT32)
-    rule = policy.of(case.id, backend.device_type)
+    rule = cast_policy.of(case.id, backend.device_type)
     target = by_hand.target_dtype(rule, [tensor.dtype for tensor in call.tensors], backend.low_dtype)
 
     def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ def _reference(case: OpCase, backend: Backend) -> by_hand.Call:
 
 
 def _ran_in(case: OpCase, backend: Backend) -> torch.dtype:
-    rule = policy.of(case.id, backend.device_type)
+    rule = cast_policy.of(case.id, backend.device_type)
     dtypes = [tensor.dtype for tensor in by_hand.call_of(case, backend, Plan.FLOAT32).tensors]
     return by_hand.run_dtype(rule, dtypes, backend.low_dtype) or torch.float32
 
@@ -306,7 +306,7 @@ def check_gradient_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
 def _gradients(case: OpCase, backend: Backend) -> tuple[by_hand.Outcome, by_hand.Outcome]:
     """Gradients of float32 leaves through a region, and through the same casts by hand with autocast off."""
     call = by_hand.call_of(case, backend, Plan.FLOAT32)
-    rule = policy.of(case.id, backend.device_type)
+    rule = cast_policy.of(case.id, backend.device_type)
 
     def cast(leafy: by_hand.Call) -> by_hand.Call:
         return by_hand.cast_by_hand(leafy, rule, low=backend.low_dtype, enters=case.enters)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from amp_checks import policy
 from amp_checks.core import Backend
+from amp_checks.records import cast_policy
 
 NEEDS_CUDA = (
     "jiterator_unary",
@@ -27,7 +27,7 @@ class DatabaseCase:
     family: str = "ops"
 
     def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in policy.DEVICE_TYPES
+        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 CASES: tuple[DatabaseCase, ...] = (

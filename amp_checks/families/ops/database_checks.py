@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_checks import ops_sweep, policy
-from amp_checks.cases.ops_database import NEEDS_CUDA, DatabaseCase
 from amp_checks.core import Backend, CastPolicy, Finding, exact
-from amp_checks.ops_sweep import Seen
+from amp_checks.families.ops import sweep
+from amp_checks.families.ops.database import NEEDS_CUDA, DatabaseCase
+from amp_checks.families.ops.sweep import Seen
+from amp_checks.records import cast_policy
 
 RIGHT = "as without autocast, but for what ops with a rule change"
 
@@ -17,7 +18,7 @@ def check_op_database(case: DatabaseCase, backend: Backend) -> Iterator[Finding]
 
     Forward and backward, on up to three inputs of the database's own per op.
     """
-    for seen in ops_sweep.in_its_own_process(backend, case.ops, fault=ops_sweep.planted_fault()):
+    for seen in sweep.in_its_own_process(backend, case.ops, fault=sweep.planted_fault()):
         yield exact(
             seen.op,
             actual=RIGHT if _is_right(seen, backend) else seen.outcome,
@@ -28,7 +29,7 @@ def check_op_database(case: DatabaseCase, backend: Backend) -> Iterator[Finding]
 
 def _is_right(seen: Seen, backend: Backend) -> bool:
     if seen.outcome.startswith("raises"):
-        return policy.of(seen.op.rpartition(".")[2], backend.device_type) is CastPolicy.BANNED
-    if seen.outcome == ops_sweep.NOTHING_RAN:
+        return cast_policy.of(seen.op.rpartition(".")[2], backend.device_type) is CastPolicy.BANNED
+    if seen.outcome == sweep.NOTHING_RAN:
         return seen.op in NEEDS_CUDA and (backend.emulated or backend.device_type != "cuda")
-    return seen.outcome == ops_sweep.AS_WITHOUT or bool(seen.listed)
+    return seen.outcome == sweep.AS_WITHOUT or bool(seen.listed)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks import _torch_private as private
 from amp_checks.core import SuiteError
-from amp_checks.numerics import dtype_name
+from amp_checks.torch_api import private
+from amp_checks.torch_api.numerics import dtype_name
 
 _BELOW_AUTOCAST = "Tracer"
 

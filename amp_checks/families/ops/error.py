@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from amp_checks.numerics import Threshold, error_ratio
+from amp_checks.torch_api.numerics import Threshold, error_ratio
 
 _UNIT = "eps of the dtype in which the op ran, times the largest magnitude of the float64 result"
 _MEASURED = "benchmarks/ops_error.py"

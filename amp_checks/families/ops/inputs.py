@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from amp_checks import numerics
+from amp_checks.torch_api import numerics
 
 
 class Values(enum.StrEnum):

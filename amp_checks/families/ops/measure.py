@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks import policy
-from amp_checks.cases.ops_inputs import Plan
-from amp_checks.cases.ops_rows import OpCase
-from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks.ops_entry import entries
 from amp_checks.core import Backend, Finding, exact
-from amp_checks.numerics import dtype_name, same_bits
+from amp_checks.families.ops import by_hand
+from amp_checks.families.ops.entry import entries
+from amp_checks.families.ops.inputs import Plan
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.records import cast_policy
+from amp_checks.torch_api.numerics import dtype_name, same_bits
 
 
 def why(case: OpCase, backend: Backend) -> str:
-    rule = policy.of(case.id, backend.device_type)
+    rule = cast_policy.of(case.id, backend.device_type)
     return f"cast policy {rule} of {case.id} on {backend.device_type}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
-from amp_checks.cases.ops_inputs import Plan
-from amp_checks.cases.ops_rows import OpCase
-from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks.ops_entry import Entry, entries
 from amp_checks.core import Backend, CastPolicy
-from amp_checks.numerics import dtype_name
+from amp_checks.families.ops import by_hand
+from amp_checks.families.ops.entry import Entry, entries
+from amp_checks.families.ops.inputs import Plan
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.torch_api.numerics import dtype_name
 
 
 def observe(case: OpCase, backend: Backend) -> CastPolicy | None:

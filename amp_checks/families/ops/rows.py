@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from amp_checks import policy
-from amp_checks.cases.ops_inputs import T, Values
 from amp_checks.core import Backend, CastPolicy
+from amp_checks.families.ops.inputs import T, Values
+from amp_checks.records import cast_policy
 
 RUN = "run"
 """An output in the dtype in which the op ran."""
@@ -57,7 +57,7 @@ class OpCase:
         device_only: why not even its rule runs without the device; its registration alone is held there.
         listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
             elsewhere.
-        noise: the name of its error bound in `amp_checks.checks.ops_error.BOUNDS`.
+        noise: the name of its error bound in `amp_checks.families.ops.error.BOUNDS`.
         full: left to a full run.
     """
 
@@ -84,12 +84,12 @@ class OpCase:
         """Where the op has a rule and a kernel, or (an op that all devices have) runs unlisted in a torch
         that knows it.
         """
-        rule = policy.of(self.id, backend.device_type)
+        rule = cast_policy.of(self.id, backend.device_type)
         if self.device_only and backend.emulated:
             return False
         if rule is CastPolicy.BANNED or (self.only and not self._has_kernel(backend)):
             return False
-        return rule is not CastPolicy.UNLISTED or (not self.listed_only and policy.exists(self.id))
+        return rule is not CastPolicy.UNLISTED or (not self.listed_only and cast_policy.exists(self.id))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class EntryCase:
     def runs_on(self, backend: Backend) -> bool:
         if self.op.device_only and backend.emulated:
             return False
-        return self.op.id in policy.declared(backend.device_type) and not self.op.runs_on(backend)
+        return self.op.id in cast_policy.declared(backend.device_type) and not self.op.runs_on(backend)
 
 
 def op(name: str, *args: Any, **fields: Any) -> OpCase:

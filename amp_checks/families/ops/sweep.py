@@ -1,4 +1,4 @@
-"""Every op of torch's own database under a region: ``python -m amp_checks.ops_sweep --backend emulated-cuda-float16``.
+"""Every op of torch's own database under a region: ``python -m amp_checks.families.ops.sweep --backend cpu-float16``.
 
 Run as a process of its own: importing that database freezes torch's global flags, which must not happen where users'
 code runs. Prints one JSON document: for each op what a region changed, and which listed ops were entered inside it.
@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from amp_checks import backends, planting, policy
+from amp_checks import backends
+from amp_checks.backends.observe import OpCall, observe
 from amp_checks.core import Backend, NotEmulated, SuiteError, first_line
-from amp_checks.numerics import dtype_name, same_bits
-from amp_checks.observe import OpCall, observe
+from amp_checks.records import cast_policy
+from amp_checks.suite import planting
+from amp_checks.torch_api.numerics import dtype_name, same_bits
 
 SAMPLES = 3
 """Inputs tried per op: the first, the middle and the last of the database's own."""
@@ -83,7 +85,7 @@ def sweep(backend: Backend, names: Sequence[str] = ()) -> Iterator[Seen]:
 
     missing = set(names)
     with backend.activate():
-        rules = frozenset(policy.declared(backend.device_type))
+        rules = frozenset(cast_policy.declared(backend.device_type))
         for op in op_db:
             name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
             if torch.float32 in op.dtypes and (not names or name in names):
@@ -211,7 +213,7 @@ def in_its_own_process(backend: Backend, names: Sequence[str] = (), fault: str =
     Raises:
         SuiteError: it could not run; the message holds the end of what it printed.
     """
-    command = [sys.executable, "-m", "amp_checks.ops_sweep", "--backend", backend.id]
+    command = [sys.executable, "-m", "amp_checks.families.ops.sweep", "--backend", backend.id]
     command += ["--fault", fault] if fault else []
     command += [part for name in names for part in ("--op", name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
@@ -223,7 +225,7 @@ def in_its_own_process(backend: Backend, names: Sequence[str] = (), fault: str =
 
 def main() -> int:
     """The process's own command line."""
-    parser = argparse.ArgumentParser(prog="python -m amp_checks.ops_sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m amp_checks.families.ops.sweep", description=__doc__)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--op", action="append", default=[])
     parser.add_argument("--fault", default="")

@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 
-from amp_checks import policy
-from amp_checks.cases.ops_inputs import Plan, make
-from amp_checks.cases.ops_variants import (
+from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
+from amp_checks.families.ops import by_hand
+from amp_checks.families.ops.by_hand import Call
+from amp_checks.families.ops.entry import entries
+from amp_checks.families.ops.inputs import Plan, make
+from amp_checks.families.ops.measure import comparable, entry_findings, in_region, same_error, same_outcome, why
+from amp_checks.families.ops.variants import (
     DtypesCase,
     ExplicitDtypeCase,
     NestingCase,
@@ -21,12 +25,8 @@ from amp_checks.cases.ops_variants import (
     UncastFormCase,
     Variant,
 )
-from amp_checks.checks import ops_by_hand as by_hand
-from amp_checks.checks.ops_by_hand import Call
-from amp_checks.checks.ops_entry import entries
-from amp_checks.checks.ops_measure import comparable, entry_findings, in_region, same_error, same_outcome, why
-from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
-from amp_checks.numerics import dtype_name
+from amp_checks.records import cast_policy
+from amp_checks.torch_api.numerics import dtype_name
 
 REFUSED = "Unexpected floating ScalarType in at::autocast::prioritize"
 """How ``promote`` refuses a 16-bit float other than the region's."""
@@ -40,7 +40,7 @@ PLANS = (
     Plan.LOW_OTHER,
     Plan.DOUBLE_FIRST,
 )
-"""The dtype plans that `amp_checks.checks.ops` leaves to a full run."""
+"""The dtype plans that `amp_checks.families.ops.checks` leaves to a full run."""
 
 
 def checks_for(case: Variant) -> Iterator[Check]:
@@ -61,7 +61,7 @@ def checks_for(case: Variant) -> Iterator[Check]:
 
 
 def _policy(case: Variant, backend: Backend) -> CastPolicy:
-    return policy.of(case.op.id, backend.device_type)
+    return cast_policy.of(case.op.id, backend.device_type)
 
 
 def _hand(case: Variant, backend: Backend, call: Call) -> Call:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks import _torch_private as private
-from amp_checks import policy
-from amp_checks.cases.ops_rows import OpCase
 from amp_checks.core import Backend, CastPolicy
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.records import cast_policy
+from amp_checks.torch_api import private
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class PromotionCase(Variant):
     suffix = "promotion"
 
     def runs_on(self, backend: Backend) -> bool:
-        return self.op.runs_on(backend) and policy.of(self.op.id, backend.device_type) is CastPolicy.PROMOTE
+        return self.op.runs_on(backend) and cast_policy.of(self.op.id, backend.device_type) is CastPolicy.PROMOTE
 
 
 NOT_EMULATED = frozenset({"matmul.out"})
@@ -76,8 +76,8 @@ class UncastFormCase(Variant):
     def runs_on(self, backend: Backend) -> bool:
         if backend.emulated and self.form in NOT_EMULATED:
             return False
-        listed = self.op.id in policy.declared(backend.device_type)
-        return listed and self.op.runs_on(backend) and policy.exists(self.form)
+        listed = self.op.id in cast_policy.declared(backend.device_type)
+        return listed and self.op.runs_on(backend) and cast_policy.exists(self.form)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class SpellingCase(Variant):
         return self.path
 
     def runs_on(self, backend: Backend) -> bool:
-        listed = self.op.id in policy.declared(backend.device_type)
+        listed = self.op.id in cast_policy.declared(backend.device_type)
         return listed and self.op.runs_on(backend)
 
 
@@ -104,7 +104,7 @@ def takes_dtype(row: OpCase) -> bool:
 
 def promotes_somewhere(row: OpCase) -> bool:
     """Whether some device type of some recorded torch promotes the op."""
-    tables = policy.recorded().values()
+    tables = cast_policy.recorded().values()
     return any(rules.get(row.id) is CastPolicy.PROMOTE for table in tables for rules in table.rules.values())
 
 

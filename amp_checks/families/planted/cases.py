@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from amp_checks import backends, planting
+from amp_checks import backends
 from amp_checks.core import Backend
+from amp_checks.suite import planting
+from amp_checks.suite.family import FAMILIES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,9 @@ def _draw() -> tuple[PlantedCase, ...]:
         ("cuda-float16", "cuda-bfloat16"),
         ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"),
     )
+    others = [name for name in FAMILIES if name != "planted" and planting.mutants(name)]
     for group in groups:
-        for mutant, backend in planting.sample([backends.backend(name) for name in group]):
+        for mutant, backend in planting.sample([backends.backend(name) for name in group], families=others):
             mutants[mutant.id] = mutant
             drawn.setdefault(mutant.id, set()).add(backend.id)
     return tuple(PlantedCase(mutant=mutants[name], backend_ids=frozenset(ids)) for name, ids in drawn.items())

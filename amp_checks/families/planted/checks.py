@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_checks import planting, suite
-from amp_checks.cases.planted import PlantedCase
 from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.families.planted.cases import PlantedCase
+from amp_checks.suite import planting
+from amp_checks.suite.family import checks_for as checks_of
 
 
 def checks_for(_: PlantedCase) -> Iterator[Check]:
@@ -16,7 +17,7 @@ def checks_for(_: PlantedCase) -> Iterator[Check]:
 def check_planted_fault_is_caught(case: PlantedCase, backend: Backend) -> Iterator[Finding]:
     """Each check that must catch the mutant fails on its case, by a measurement, with the fault planted."""
     mutant = case.mutant
-    for check in suite.checks_for(planting.case_of(mutant)):
+    for check in checks_of(planting.case_of(mutant)):
         if check.__name__ in mutant.killed_by:
             result = planting.try_on(mutant, backend, check)
             yield exact(

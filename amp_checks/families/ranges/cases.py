@@ -1,7 +1,7 @@
 """The table of ranges: one row for each op whose safe input magnitudes are measured. To add an op, add a row.
 
 `of` makes a row of the ops table's row of that overload; `row` one of its own. What they state is in
-`amp_checks.cases.ranges_limits`.
+`amp_checks.families.ranges.limits`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from amp_checks.cases import ranges_composed as composed
-from amp_checks.cases.ops import OVERLOADS
-from amp_checks.cases.ranges_composed import HEADS, LONG, QKV, QKV_BATCHED
-from amp_checks.cases.ranges_inputs import Input, RangeCase, of_table
-from amp_checks.cases.ranges_limits import AT_ZERO, limits
+from amp_checks.families.ops.cases import OVERLOADS
+from amp_checks.families.ranges import composed
+from amp_checks.families.ranges.composed import HEADS, LONG, QKV, QKV_BATCHED
+from amp_checks.families.ranges.inputs import Input, RangeCase, of_table
+from amp_checks.families.ranges.limits import AT_ZERO, limits
 
 GATE = frozenset(
     [

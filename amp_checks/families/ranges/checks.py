@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from amp_checks import ranges
-from amp_checks.cases.ranges_inputs import (
+from amp_checks.core import Backend, Check, Finding, bounded, exact
+from amp_checks.families.ranges import probe as ranges
+from amp_checks.families.ranges.inputs import (
     FLOAT32,
     INACCURATE,
     NAN,
@@ -18,8 +19,7 @@ from amp_checks.cases.ranges_inputs import (
     Limits,
     RangeCase,
 )
-from amp_checks.core import Backend, Check, Finding, bounded, exact
-from amp_checks.numerics import Threshold
+from amp_checks.torch_api.numerics import Threshold
 
 NOT_FINITE = (OVERFLOWS, NAN)
 WRONG = (UNDERFLOWS, INACCURATE)

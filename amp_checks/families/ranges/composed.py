@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from amp_checks.cases.ranges_inputs import Input
+from amp_checks.families.ranges.inputs import Input
 
 LONG = 4096
 

@@ -1,6 +1,6 @@
 """Overloads of the ops table that some device's autocast leaves in 16 bits, and that have no range: each with why.
 
-The one place for such exceptions; every other overload of the table has a row in `amp_checks.cases.ranges`.
+The one place for such exceptions; every other overload of the table has a row in `amp_checks.families.ranges.cases`.
 """
 
 from __future__ import annotations

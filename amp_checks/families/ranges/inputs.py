@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from amp_checks import policy
-from amp_checks.cases.ops_inputs import T, Values, draw, map_leaves, tensors
-from amp_checks.cases.ops_rows import OpCase
 from amp_checks.core import Backend, CastPolicy, SuiteError
+from amp_checks.families.ops.inputs import T, Values, draw, map_leaves, tensors
+from amp_checks.families.ops.rows import OpCase
+from amp_checks.records import cast_policy as policy
 
 Direction = str
 FORWARD: Direction = "forward"
@@ -45,7 +45,7 @@ class Input:
     def values(self, seed: str, *, salted: bool) -> torch.Tensor:
         """The pattern in float64; where it is scaled, its first element is 1 and none is larger in magnitude.
 
-        ``salted``: as of `amp_checks.numerics.seed_of`; False for the pattern that a row's limits hold for.
+        ``salted``: as of `amp_checks.torch_api.numerics.seed_of`; False for the pattern that a row's limits hold for.
         """
         count = torch.Size(self.shape).numel()
         match self.pattern:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from amp_checks.cases.ranges_inputs import (
+from amp_checks.families.ranges.inputs import (
     FLOAT32,
     INACCURATE,
     NAN,

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from amp_checks import _torch_private as private
-from amp_checks import policy
-from amp_checks.cases import ranges_composed as composed
 from amp_checks.core import Backend, CastPolicy
-from amp_checks.mutants.ops_faults import Plant, removed, with_rule
-from amp_checks.planting import Mutant
+from amp_checks.families.ops.mutants.faults import Plant, removed, with_rule
+from amp_checks.families.ranges import composed
+from amp_checks.records import cast_policy
+from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api import private
 
 _LOW = (torch.float16, torch.bfloat16)
 _SAFE = "check_safe_range"
@@ -61,7 +61,7 @@ def _cpu_float16(backend: Backend) -> bool:
 
 
 def _exp_in_fp32(backend: Backend) -> bool:
-    return _float16(backend) and policy.of("exp", backend.device_type) is CastPolicy.FP32
+    return _float16(backend) and cast_policy.of("exp", backend.device_type) is CastPolicy.FP32
 
 
 def _mean(x: torch.Tensor) -> torch.Tensor:

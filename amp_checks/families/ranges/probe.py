@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks import _torch_private as private
-from amp_checks.cases.ranges_inputs import (
+from amp_checks.core import Backend, attempt
+from amp_checks.families.ranges.inputs import (
     BACKWARD,
     END,
     FLOAT32,
@@ -31,8 +31,8 @@ from amp_checks.cases.ranges_inputs import (
     RangeCase,
     led_by_one,
 )
-from amp_checks.core import Backend, attempt
-from amp_checks.numerics import Threshold, randn
+from amp_checks.torch_api import private
+from amp_checks.torch_api.numerics import Threshold, randn
 
 BOUND = Threshold(
     value=4.0,

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.scaler_calls import ConstructCase, OutputsCase
 from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact
-from amp_checks.scaler.calls import error_text
-from amp_checks.scaler.outputs import BUILDERS, describe
-from amp_checks.scaler.program import Settings, settings_of
+from amp_checks.families.scaler.calls import ConstructCase, OutputsCase
+from amp_checks.families.scaler.oracle.program import Settings, settings_of
+from amp_checks.families.scaler.outputs import BUILDERS, describe
+from amp_checks.families.scaler.stories.calls import error_text
 
 DEFAULTS = settings_of(Settings(init_scale=65536.0))
 """Item 1 of the documentation of `torch.amp.GradScaler`: its arguments and their defaults."""

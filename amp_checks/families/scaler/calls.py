@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from amp_checks.core import Backend
-from amp_checks.scaler.program import INF, NAN
+from amp_checks.families.scaler.oracle.program import INF, NAN
 
 CLASS = "torch.amp.GradScaler"
 SCALE = "torch.amp.GradScaler.scale: a tensor or an iterable of tensors"
@@ -39,9 +39,9 @@ class OutputsCase:
     """One argument of ``scale``.
 
     Attributes:
-        outputs: its name among `amp_checks.scaler.outputs.BUILDERS`.
+        outputs: its name among `amp_checks.families.scaler.outputs.BUILDERS`.
         init_scale: of the scaler.
-        expected: the result, as `amp_checks.scaler.outputs.describe` puts it, or ``"ValueError: ..."``.
+        expected: the result, as `amp_checks.families.scaler.outputs.describe` puts it, or ``"ValueError: ..."``.
         starts: whether the scaler has a scale tensor afterwards (it refuses ``update`` with another error if not).
         enabled: of the scaler.
     """
@@ -66,7 +66,7 @@ class StoryCase:
     """A story that a check of its own tells: the row names it, and says which promise it is about.
 
     Attributes:
-        story: the key of the check among `amp_checks.checks.scaler_stories.CHECKS`; the id where empty.
+        story: the key of the check among `amp_checks.families.scaler.stories.stories.CHECKS`; the id where empty.
         variant: which of the story's variants, where it has several.
         real_device: only on backends of this device type, not emulated; empty for all.
     """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from amp_checks.cases import scaler_calls, scaler_gradients, scaler_optimizers, scaler_programs
 from amp_checks.core import Case
+from amp_checks.families.scaler import calls, gradients, programs
+from amp_checks.families.scaler.optimizers import cases
 
 CASES: tuple[Case, ...] = (
-    *scaler_programs.ROWS,
-    *scaler_optimizers.ROWS,
-    *scaler_gradients.ROWS,
-    *scaler_calls.ROWS,
+    *programs.ROWS,
+    *cases.ROWS,
+    *gradients.ROWS,
+    *calls.ROWS,
 )

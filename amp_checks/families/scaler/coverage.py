@@ -1,6 +1,6 @@
 """Which behaviours of a scaler, and which optimizers, a run has covered: two tables for reports and documentation.
 
-``python -m amp_checks.scaler.coverage`` prints them as Markdown, without verdicts.
+``python -m amp_checks.families.scaler.coverage`` prints them as Markdown, without verdicts.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from amp_checks import data, known_defects
-from amp_checks.cases.scaler import CASES
-from amp_checks.cases.scaler_behaviours import BEHAVIOURS
-from amp_checks.cases.scaler_optimizers import IMPLEMENTATIONS, OptimizerCase
 from amp_checks.core import Result
+from amp_checks.families.scaler.behaviours import BEHAVIOURS
+from amp_checks.families.scaler.cases import CASES
+from amp_checks.families.scaler.optimizers.cases import IMPLEMENTATIONS, OptimizerCase
+from amp_checks.records import fixtures, known_defects
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _row(name: str, cases: list[str], verdicts: dict[str, collections.Counter[st
     for case in cases:
         total += verdicts.get(case, collections.Counter())
     # Whatever torch is running: the tables are documentation, too.
-    entries = known_defects.load(data.fixture("known_defects/scaler.json"))
+    entries = known_defects.load(fixtures.fixture("known_defects/scaler.json"))
     reasons = dict.fromkeys(defect.reason for defect in entries if defect.case in cases)
     return Row(name=name, cases=tuple(cases), defects=tuple(reasons), verdicts=dict(total))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from amp_checks.cases.scaler_gradients import GradientCase
 from amp_checks.core import Backend, Check, Finding, exact
-from amp_checks.scaler.calls import NO_ERROR, outcome
-from amp_checks.scaler.gradients import SCALE, Setup, build
-from amp_checks.scaler.training import difference
+from amp_checks.families.scaler.gradient_kinds import SCALE, Setup, build
+from amp_checks.families.scaler.gradients import GradientCase
+from amp_checks.families.scaler.optimizers.training import difference
+from amp_checks.families.scaler.stories.calls import NO_ERROR, outcome
 
 
 def checks_for(case: GradientCase) -> Iterator[Check]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from amp_checks import numerics
-from amp_checks.cases.scaler_gradients import Gradient, GradientCase, Layout
 from amp_checks.core import Backend, attempt
+from amp_checks.families.scaler.gradients import Gradient, GradientCase, Layout
+from amp_checks.torch_api import numerics
 
 SCALE = 1024.0
 OVERFLOWS_TWICE = 3e38

@@ -1,7 +1,7 @@
 """Other people's scalers through the same checks: where do they differ from torch's own?
 
-``python -m amp_checks.scaler.others torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler --gloo`` prints each
-item whose verdict or failed findings are not those of `torch.amp.GradScaler` on the same backend.
+``python -m amp_checks.families.scaler.others torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler --gloo``
+prints each item whose verdict or failed findings are not those of `torch.amp.GradScaler` on the same backend.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from amp_checks import backends, core, suite
+from amp_checks import backends
 from amp_checks.core import Backend, GradScaler, Result, UsageError
+from amp_checks.suite import collect
+from amp_checks.suite.measure import measure
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,9 @@ def differences(backend: Backend, grad_scaler: GradScaler, *, full: bool = False
     """Run every item of the scaler family on both scalers; give those that end differently."""
     theirs = dataclasses.replace(backend, grad_scaler=grad_scaler)
     found = []
-    for item in suite.collect(backends=[backend], families=["scaler"], full=full):
-        own = core.measure(item.check, item.case, backend)
-        other = core.measure(item.check, item.case, theirs)
+    for item in collect.collect(backends=[backend], families=["scaler"], full=full):
+        own = measure(item.check, item.case, backend)
+        other = measure(item.check, item.case, theirs)
         if _essence(own) != _essence(other):
             found.append(Difference(theirs=other, torchs=own))
     return found

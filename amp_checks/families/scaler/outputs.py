@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amp_checks import numerics
+from amp_checks.torch_api import numerics
 
 Make = Callable[..., torch.Tensor]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from amp_checks.cases.scaler_programs import ProgramCase
 from amp_checks.core import Backend, Check, Finding, Value, exact
-from amp_checks.scaler.driver import drive
-from amp_checks.scaler.oracle import expect
-from amp_checks.scaler.program import Observation
+from amp_checks.families.scaler.oracle.driver import drive
+from amp_checks.families.scaler.oracle.oracle import expect
+from amp_checks.families.scaler.oracle.program import Observation
+from amp_checks.families.scaler.programs import ProgramCase
 
 
 def checks_for(_: ProgramCase) -> Iterator[Check]:

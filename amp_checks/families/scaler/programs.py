@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from amp_checks.core import Backend
-from amp_checks.scaler.program import (
+from amp_checks.families.scaler.oracle.program import (
     INF,
     NAN,
     Action,

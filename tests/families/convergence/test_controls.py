@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from amp_checks import backends, core, suite
-from amp_checks.cases.convergence import CASES, ConvergenceCase
-from amp_checks.checks import convergence as checks
+from amp_checks import backends, families
 from amp_checks.core import Status
-from amp_checks.mutants.convergence_controls import CONTROLS
+from amp_checks.families.convergence import checks
+from amp_checks.families.convergence.cases import CASES, ConvergenceCase
+from amp_checks.families.convergence.mutants.controls import CONTROLS
 from amp_checks.reference import datasets
 from amp_checks.reference.loop import Learner, Task, Turn, Validation
+from amp_checks.suite import collect
+from amp_checks.suite.measure import measure
 
 FLOAT16 = backends.backend("cpu-float16")
 
@@ -19,7 +21,7 @@ def test_every_control_applies_somewhere_and_names_a_check_of_its_tasks(control:
     places = [case for case in CASES if control.applies(case, FLOAT16)]  # type: ignore[attr-defined]
     assert places
     for case in places:
-        assert control.must in {check.__name__ for check in suite.checks_for(case)}  # type: ignore[attr-defined]
+        assert control.must in {check.__name__ for check in families.checks_for(case)}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -36,12 +38,12 @@ def test_every_control_applies_somewhere_and_names_a_check_of_its_tasks(control:
 def test_controls_are_noticed_in_other_tasks_too(control: str, task: str) -> None:
     planted = next(found for found in CONTROLS if found.id == control)
     case = next(found for found in CASES if found.id == task)
-    must = next(check for check in suite.checks_for(case) if check.__name__ == planted.must)
+    must = next(check for check in families.checks_for(case) if check.__name__ == planted.must)
 
     assert planted.applies(case, FLOAT16)
     with planted.plant(FLOAT16) as faulty:
-        assert core.measure(must, case, faulty).status is Status.FAILED
-    assert core.measure(must, case, FLOAT16).status is Status.PASSED
+        assert measure(must, case, faulty).status is Status.FAILED
+    assert measure(must, case, FLOAT16).status is Status.PASSED
 
 
 def test_survival_counts_what_was_there_in_fp32_only() -> None:
@@ -85,9 +87,9 @@ def test_a_user_adds_a_task_as_a_function_and_a_row() -> None:
         return Learner(model=model, turns=(Turn(optimizer=optimizer, loss=loss),), validate=validate)
 
     mine = ConvergenceCase(task=Task(id="mine", build=build, steps=30), learned=0.5)
-    items = list(suite.items_of([mine], [FLOAT16, backends.backend("emulated-cuda-bfloat16")]))
+    items = list(collect.items_of([mine], [FLOAT16, backends.backend("emulated-cuda-bfloat16")]))
 
     assert {item.check.__name__ for item in items} >= {"check_trains_like_fp32", "check_learns"}
     for item in items:
-        result = core.measure(item.check, item.case, item.backend)
+        result = measure(item.check, item.case, item.backend)
         assert result.status is Status.PASSED, result.describe()

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from amp_checks import backends, core
-from amp_checks.cases.convergence import CASES, ConvergenceCase
-from amp_checks.checks import convergence as checks
+from amp_checks import backends
 from amp_checks.core import Status
+from amp_checks.families.convergence import checks
+from amp_checks.families.convergence.cases import CASES, ConvergenceCase
 from amp_checks.reference.loop import Learner, Task, Turn, Validation
 from amp_checks.reference.recipes import REFERENCE
+from amp_checks.suite.measure import measure
 
 CPU = backends.backend("cpu-float16")
 
@@ -42,7 +43,7 @@ def with_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> ConvergenceCase
 
 
 def test_curves_that_are_nan_in_both_precisions_fail() -> None:
-    result = core.measure(checks.check_trains_like_fp32, with_loss(lambda loss: loss * math.nan), CPU)
+    result = measure(checks.check_trains_like_fp32, with_loss(lambda loss: loss * math.nan), CPU)
 
     assert result.status is Status.FAILED
     assert [finding.subject for finding in result.failures] == [
@@ -54,20 +55,20 @@ def test_curves_that_are_nan_in_both_precisions_fail() -> None:
 
 
 def test_a_loss_that_is_nan_after_training_is_not_learning() -> None:
-    result = core.measure(checks.check_learns, with_loss(lambda loss: loss * math.nan), CPU)
+    result = measure(checks.check_learns, with_loss(lambda loss: loss * math.nan), CPU)
 
     assert len(result.failures) == 2
 
 
 def test_a_loss_that_never_moves_is_not_learning() -> None:
-    result = core.measure(checks.check_learns, with_loss(lambda loss: loss * 0.0 + 1.0), CPU)
+    result = measure(checks.check_learns, with_loss(lambda loss: loss * 0.0 + 1.0), CPU)
 
     assert [finding.ratio for finding in result.failures] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_too_few_seeds_are_no_pass(seeds: int) -> None:
-    result = core.measure(checks.check_trains_like_fp32, reference(seeds=seeds), CPU)
+    result = measure(checks.check_trains_like_fp32, reference(seeds=seeds), CPU)
 
     assert result.status is Status.FAILED
     assert str(result.failures[0].actual).startswith("not enough seeds to tell")
@@ -78,13 +79,13 @@ def test_a_text_task_that_does_not_speak_is_an_error_of_the_table() -> None:
         return dataclasses.replace(REFERENCE.build(device), speak=None)
 
     mute = reference(task=Task(id="mute", build=build, steps=1))
-    result = core.measure(checks.check_says_text, mute, CPU)
+    result = measure(checks.check_says_text, mute, CPU)
 
     assert result.status is Status.ERROR
     assert "'mute' has a text to say, but its learner does not speak" in result.message
 
 
 def test_a_wrong_text_fails_and_is_shown() -> None:
-    result = core.measure(checks.check_says_text, reference(text="中野哲半"), CPU)
+    result = measure(checks.check_says_text, reference(text="中野哲半"), CPU)
 
     assert [finding.actual for finding in result.failures] == ["'中野哲平'", "'中野哲平'"]

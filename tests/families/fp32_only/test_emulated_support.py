@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from amp_checks import support
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import emulate, recorded
+from amp_checks.records import low_precision
 
 LOW = (torch.float16, torch.bfloat16)
 CALLS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -85,7 +85,7 @@ def test_what_the_device_runs_and_the_cpu_does_not_is_float32_rounded_once(op: s
 
 
 def test_the_record_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "here", lambda op, device, dtype: None)
+    monkeypatch.setattr(low_precision, "here", lambda op, device, dtype: None)
 
     with emulate("cuda"), torch.autocast("cuda", enabled=False):
         assert torch.angle(half(torch.float16)).dtype is torch.float16

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import _torch_private as private
 from amp_checks import backends
-from amp_checks.checks import fp32_only_remedies as remedies
+from amp_checks.families.fp32_only import remedies
+from amp_checks.torch_api import private
 
 CPU = backends.backend("cpu-float16")
 

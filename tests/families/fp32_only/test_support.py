@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_checks import backends, cli, support, support_table
+from amp_checks import backends, cli
+from amp_checks.cli import unsupported
 from amp_checks.core import SuiteError
-from amp_checks.support import Found, Kind, Meets, Outcome, Seen
+from amp_checks.records import low_precision
+from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
 
 RAISES = Outcome(kind=Kind.RAISES, count=2, of=3, why='"lu_cpu" not implemented')
 RUNS = Outcome(kind=Kind.SUPPORTS, count=3, of=3)
@@ -56,12 +58,12 @@ def test_what_was_seen_and_what_is_declared(of: Seen, lacks: str, *, differs: bo
 
 def test_what_was_seen_survives_json() -> None:
     for of in (seen(RAISES, None, declared=(False, None)), seen(None, None)):
-        assert support.from_json(of.op, json.loads(json.dumps(support.to_json(of)))) == of
+        assert low_precision.from_json(of.op, json.loads(json.dumps(low_precision.to_json(of)))) == of
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0", "2.14.1", "2.15.0"])
 def test_there_is_a_record_of_every_supported_torch(version: str) -> None:
-    cpu, cuda = support.recorded()[version]["cpu"], support.recorded()[version]["cuda"]
+    cpu, cuda = low_precision.recorded()[version]["cpu"], low_precision.recorded()[version]["cuda"]
 
     assert cpu.ran
     assert not cuda.ran
@@ -72,7 +74,7 @@ def test_there_is_a_record_of_every_supported_torch(version: str) -> None:
 
 @pytest.mark.parametrize(("asked", "got"), [("2.12.1", "2.11.0"), ("2.13.0+cpu", "2.13.0"), ("2.10", "2.11.0")])
 def test_a_torch_without_a_record_of_its_own_has_the_one_before_it(asked: str, got: str) -> None:
-    assert support.record_for(asked, "cpu").torch == got
+    assert low_precision.record_for(asked, "cpu").torch == got
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"devices": {"cpu": {}}}', '{"torch": 1}'])
@@ -81,11 +83,11 @@ def test_a_malformed_record_is_one_message_that_names_its_file(text: str, tmp_pa
     path.write_text(text, encoding="utf-8")
 
     with pytest.raises(SuiteError, match=r"torch-9\.9\.9\.json cannot be read as a record of low-precision support"):
-        support.load(path)
+        low_precision.load(path)
 
 
 def test_the_sweep_places_ops_of_each_kind() -> None:
-    found = support.run_here("cpu", ["linalg.inv", "special.i1", "matrix_exp", "softmax.with_dtype", "mm"])
+    found = low_precision.run_here("cpu", ["linalg.inv", "special.i1", "matrix_exp", "softmax.with_dtype", "mm"])
     by_name = found.ops["float16"]
 
     assert found.ran
@@ -103,7 +105,7 @@ def test_the_sweep_places_ops_of_each_kind() -> None:
 
 
 def test_what_is_declared_is_never_taken_for_verified() -> None:
-    found = support.run_here("cuda", ["linalg.inv", "mm"], declared=True)
+    found = low_precision.run_here("cuda", ["linalg.inv", "mm"], declared=True)
 
     assert not found.ran
     assert not any(of.verified for of in found.ops["float16"].values())
@@ -112,7 +114,7 @@ def test_what_is_declared_is_never_taken_for_verified() -> None:
 
 def test_a_sweep_that_fails_is_one_message() -> None:
     with pytest.raises(SuiteError, match=r"the sweep over torch's op database failed: .*invalid choice"):
-        support.run_here("abacus")
+        low_precision.run_here("abacus")
 
 
 @pytest.mark.parametrize(
@@ -134,15 +136,15 @@ def test_a_sweep_that_fails_is_one_message() -> None:
     ],
 )
 def test_the_remedy_is_one_line_of_code(of: Seen, line: str) -> None:
-    assert support_table.remedy(of, backends.backend("cpu-float16")) == line
+    assert unsupported.remedy(of, backends.backend("cpu-float16")) == line
 
 
 def test_every_remedy_of_the_record_is_code_that_names_what_torch_has() -> None:
     for device in ("cpu", "cuda"):
         backend = backends.backend(f"{device}-float16")
-        for of in support.record_for(torch.__version__, device).ops["float16"].values():
+        for of in low_precision.record_for(torch.__version__, device).ops["float16"].values():
             if of.lacks and of.op != "broadcast_shapes":
-                code = support_table.remedy(of, backend).removeprefix("none inside a region; outside: ")
+                code = unsupported.remedy(of, backend).removeprefix("none inside a region; outside: ")
                 compile(code, "<remedy>", "exec")
                 assert "torch." in code or "x.float()." in code
 
@@ -160,7 +162,7 @@ def lines_of(text: str, part: str) -> list[str]:
 def test_the_command_prints_what_is_recorded_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.entry(["policy", "--unsupported", "--backend", "cpu-float16"]) == 0
     printed = capsys.readouterr().out
-    version = support.record_for(torch.__version__, "cpu").torch
+    version = low_precision.record_for(torch.__version__, "cpu").torch
 
     assert f"recorded under torch {version}; run on " in printed
     (inverse,) = lines_of(printed, "linalg.inv ")
@@ -202,9 +204,9 @@ def test_the_command_runs_the_database_where_it_can(
 
     def run_here(device: str, *, declared: bool) -> Found:
         asked.append((device, declared))
-        return support.record_for(torch.__version__, device)
+        return low_precision.record_for(torch.__version__, device)
 
-    monkeypatch.setattr(support, "run_here", run_here)
+    monkeypatch.setattr(low_precision, "run_here", run_here)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
     assert cli.entry(["policy", "--unsupported", "--fresh"]) == 0
@@ -212,22 +214,22 @@ def test_the_command_runs_the_database_where_it_can(
     assert "looked at now" in capsys.readouterr().out
 
     asked.clear()
-    monkeypatch.setattr(support, "machine", lambda: "an abacus")
+    monkeypatch.setattr(low_precision, "machine", lambda: "an abacus")
     assert cli.entry(["policy", "--unsupported"]) == 0
     assert asked == [("cpu", False), *([] if _is_recorded() else [("cuda", True)])]
 
 
 def _is_recorded() -> bool:
-    return torch.__version__.partition("+")[0] in support.recorded()
+    return torch.__version__.partition("+")[0] in low_precision.recorded()
 
 
 def test_what_is_recorded_of_this_torch_and_machine_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = support.record_for(torch.__version__, "cpu")
+    record = low_precision.record_for(torch.__version__, "cpu")
     monkeypatch.setattr(torch, "__version__", f"{record.torch}+cpu")
-    monkeypatch.setattr(support, "machine", lambda: record.machine)
-    monkeypatch.setattr(support, "run_here", lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr(low_precision, "machine", lambda: record.machine)
+    monkeypatch.setattr(low_precision, "run_here", lambda *_, **__: pytest.fail("it was run"))
     monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
     assert cli.entry(["policy", "--unsupported"]) == 0
     told = capsys.readouterr()

@@ -12,23 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import backends, core, data, support
-from amp_checks.cases.fp32_only import FORCED, Fp32OnlyCase
-from amp_checks.checks import fp32_only as checks
+from amp_checks import backends
 from amp_checks.core import Backend, Status
-from amp_checks.mutants import fp32_only_remedies as remedies
+from amp_checks.families.fp32_only import checks
+from amp_checks.families.fp32_only.cases import FORCED, Fp32OnlyCase
+from amp_checks.families.fp32_only.mutants import remedies
+from amp_checks.records import fixtures, low_precision
+from amp_checks.suite.measure import measure
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 
 
 @functools.cache
 def recorded() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(data.fixture("fp32_only/wrong_remedies.json").read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(fixtures.fixture("fp32_only/wrong_remedies.json").read_text(encoding="utf-8"))
     return document
 
 
 def verdicts(row: Fp32OnlyCase, backend: Backend) -> dict[str, str]:
-    version = support.record_for(torch.__version__, backend.device_type).torch
+    version = low_precision.record_for(torch.__version__, backend.device_type).torch
     found: dict[str, str] = recorded()["torch"][version][backend.device_type][row.id]
     return found
 
@@ -45,7 +47,7 @@ def test_a_wrong_remedy_is_caught_for_the_ops_that_it_fails_for_and_for_no_other
     for row in rows(backend):
         verdict = verdicts(row, backend)[remedy]
         with remedies.planted(remedies.WRONG[remedy])(backend) as faulty:
-            result = core.measure(checks.check_forced_fp32_output, row, faulty)
+            result = measure(checks.check_forced_fp32_output, row, faulty)
         if result.status is not (Status.FAILED if verdict.startswith("fails: ") else Status.PASSED):
             wrong.append(f"{row.id} ({verdict}): {result.describe()}")
 
@@ -70,7 +72,7 @@ def test_every_wrong_remedy_fails_for_some_op_on_every_backend() -> None:
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "fp32_only_wrong_remedies.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "fp32_only_wrong_remedies.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

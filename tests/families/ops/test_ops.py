@@ -8,16 +8,20 @@ import math
 import pytest
 import torch
 
-from amp_checks import _torch_private as private
-from amp_checks import backends, core, policy, suite
-from amp_checks.cases import ops as table
-from amp_checks.cases.ops_inputs import Plan, T, Values, draw, make
-from amp_checks.cases.ops_regions import CASES as REGIONS
-from amp_checks.cases.ops_rows import OpCase, x
-from amp_checks.checks import ops, ops_by_hand, ops_error, ops_regions
-from amp_checks.checks.ops_entry import StoppedAtEntry, entries, overload
+from amp_checks import backends, core
 from amp_checks.core import CastPolicy, Status
-from amp_checks.mutants import ops_selftest
+from amp_checks.families.ops import by_hand, checks, error
+from amp_checks.families.ops import cases as table
+from amp_checks.families.ops.entry import StoppedAtEntry, entries, overload
+from amp_checks.families.ops.inputs import Plan, T, Values, draw, make
+from amp_checks.families.ops.mutants import every_rule
+from amp_checks.families.ops.regions import checks as region_checks
+from amp_checks.families.ops.regions.cases import CASES as REGIONS
+from amp_checks.families.ops.rows import OpCase, x
+from amp_checks.records import cast_policy
+from amp_checks.suite import collect
+from amp_checks.suite.measure import measure
+from amp_checks.torch_api import private
 
 CPU = backends.backend("cpu-bfloat16")
 EMULATED = backends.backend("emulated-cuda-float16")
@@ -29,23 +33,23 @@ def test_ids_are_unique_and_the_gate_samples_every_policy() -> None:
     assert set(table.OVERLOADS) >= table.SAMPLE
     sampled = [case for case in table.OVERLOADS.values() if not case.full]
     assert len(sampled) >= 40
-    found = {policy.of(case.id, device) for case in sampled for device in policy.DEVICE_TYPES}
+    found = {cast_policy.of(case.id, device) for case in sampled for device in cast_policy.DEVICE_TYPES}
     assert found >= set(CastPolicy) - {CastPolicy.BANNED}
 
 
 def test_every_case_has_a_check_and_runs_somewhere() -> None:
     every = [backends.backend(name) for name in backends.IDS]
     for case in table.CASES:
-        assert list(ops.checks_for(case)), case.id
+        assert list(checks.checks_for(case)), case.id
         # A row of an op of another torch, or of a device that no real backend has (its entry is a case of its own).
         row = case if isinstance(case, OpCase) else getattr(case, "op", None)
         real = row is None or set(row.only or ("cpu",)) & set(backends.REAL)
-        elsewhere = row is not None and not (real and policy.exists(row.id))
+        elsewhere = row is not None and not (real and cast_policy.exists(row.id))
         assert elsewhere or any(case.runs_on(backend) for backend in every), case.id
 
 
 def test_every_region_row_has_a_program_and_every_program_a_row() -> None:
-    assert {case.program for case in REGIONS} == set(ops_regions.PROGRAMS)
+    assert {case.program for case in REGIONS} == set(region_checks.PROGRAMS)
 
 
 @pytest.mark.parametrize("backend", [CPU, EMULATED], ids=lambda backend: backend.id)
@@ -72,23 +76,28 @@ def test_the_probe_stops_where_it_is_told_and_is_gone_afterwards() -> None:
 def test_an_op_that_does_not_exist_is_the_tables_fault() -> None:
     with pytest.raises(core.SuiteError, match="has no op aten::nonesuch"):
         overload("nonesuch")
-    result = core.measure(ops.check_output_dtype, OpCase(id="nonesuch", args=()), CPU)
+    result = measure(checks.check_output_dtype, OpCase(id="nonesuch", args=()), CPU)
     assert result.status is Status.ERROR
     assert "aten::nonesuch" in result.message
 
 
 def test_a_row_that_cannot_run_is_an_error_not_a_pass() -> None:
     broken = OpCase(id="mm", args=(x(2, 3), x(2, 3)))
-    for check in (ops.check_output_dtype, ops.check_matches_casting_by_hand, ops.check_error, ops.check_gradient_dtype):
-        result = core.measure(check, broken, CPU)
+    for check in (
+        checks.check_output_dtype,
+        checks.check_matches_casting_by_hand,
+        checks.check_error,
+        checks.check_gradient_dtype,
+    ):
+        result = measure(check, broken, CPU)
         assert result.status is Status.ERROR, check.__name__
         assert "does not run by hand" in result.message
 
 
 def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
     good = table.OVERLOADS["mm"]
-    core.measure(ops.check_error, OpCase(id="mm", args=(x(2, 3), x(2, 3))), CPU)
-    assert core.measure(ops.check_error, good, CPU).status is Status.PASSED
+    measure(checks.check_error, OpCase(id="mm", args=(x(2, 3), x(2, 3))), CPU)
+    assert measure(checks.check_error, good, CPU).status is Status.PASSED
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,7 @@ def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
 def test_where_a_policy_casts_to(
     rule: CastPolicy, dtypes: tuple[torch.dtype, ...], expected: torch.dtype | None
 ) -> None:
-    assert ops_by_hand.target_dtype(rule, dtypes, torch.bfloat16) is expected
+    assert by_hand.target_dtype(rule, dtypes, torch.bfloat16) is expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Values if kind is not Values.INTEGERS])
@@ -131,15 +140,15 @@ def test_a_plan_gives_its_dtypes_and_leaves_fixed_ones() -> None:
 
 def test_whole_number_results_must_be_equal() -> None:
     one = torch.tensor([1, 2])
-    assert ops_error.error_of(one, one, run_dtype=torch.float32) == 0.0
-    assert math.isinf(ops_error.error_of(one, one + 1, run_dtype=torch.float32))
+    assert error.error_of(one, one, run_dtype=torch.float32) == 0.0
+    assert math.isinf(error.error_of(one, one + 1, run_dtype=torch.float32))
 
 
 def test_removing_any_rule_of_the_cpu_is_caught_by_running_the_op() -> None:
     told: list[str] = []
-    tallies = list(ops_selftest.break_every_rule(told.append, (CPU,)))
-    removed = [tally for tally in tallies if tally.kind.startswith(ops_selftest.REMOVED)]
-    runnable = [name for name, row in table.OVERLOADS.items() if name in policy.declared("cpu") and not row.call]
+    tallies = list(every_rule.break_every_rule(told.append, (CPU,)))
+    removed = [tally for tally in tallies if tally.kind.startswith(every_rule.REMOVED)]
+    runnable = [name for name, row in table.OVERLOADS.items() if name in cast_policy.declared("cpu") and not row.call]
     assert sum(tally.by_running for tally in removed) >= len(runnable)
     assert [name for tally in tallies for name in tally.survived] == []
     alone = {name for tally in removed for name in tally.entry_alone}
@@ -149,11 +158,11 @@ def test_removing_any_rule_of_the_cpu_is_caught_by_running_the_op() -> None:
 
 def test_a_rule_added_to_torch_is_named() -> None:
     with private.kernel("tanh", "AutocastCPU", lambda tensor: tensor):
-        result = core.measure(ops.check_registrations, table.RegistrationCase(), CPU)
+        result = measure(checks.check_registrations, table.RegistrationCase(), CPU)
     assert [finding.subject for finding in result.failures] == ["number of rules", "rule of tanh"]
 
 
 def test_the_checks_of_one_row_on_both_backends_pass_or_are_known() -> None:
     row = dataclasses.replace(table.OVERLOADS["addmm"])
-    for item in suite.items_of([row], [CPU, EMULATED]):
+    for item in collect.items_of([row], [CPU, EMULATED]):
         assert item.run().status is Status.PASSED, item.id

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks import backends, data, known_defects, policy, policy_diff, policy_observed
-from amp_checks.cases.ops import OVERLOADS
+from amp_checks import backends
+from amp_checks.cli import policy as policy_observed
+from amp_checks.cli import policy_diff
 from amp_checks.core import CastPolicy, SuiteError, UsageError
+from amp_checks.families.ops.cases import OVERLOADS
+from amp_checks.records import cast_policy, fixtures, known_defects
 
 GOOD = {
     "torch": "9.9.0",
@@ -29,7 +32,7 @@ def written(tmp_path: Path, document: Any) -> Path:
 
 
 def test_a_table_is_read_with_the_rules_of_a_cuda_build_apart(tmp_path: Path) -> None:
-    table = policy.load(written(tmp_path, GOOD))
+    table = cast_policy.load(written(tmp_path, GOOD))
     assert table.of("cuda", cuda_build=False) == {"exp": CastPolicy.FP32, "dot": CastPolicy.PROMOTE}
     assert table.of("cuda", cuda_build=True)["_cudnn_rnn"] is CastPolicy.LOWER_PRECISION_FP
     assert table.of("hpu", cuda_build=True) == {}
@@ -53,7 +56,7 @@ def test_a_table_is_read_with_the_rules_of_a_cuda_build_apart(tmp_path: Path) ->
 def test_a_malformed_table_says_what_is_wrong_and_where(tmp_path: Path, document: Any, told: str) -> None:
     path = written(tmp_path, document)
     with pytest.raises(SuiteError, match=r"torch-9\.9\.0\.json") as raised:
-        policy.load(path)
+        cast_policy.load(path)
     assert told in str(raised.value)
 
 
@@ -68,18 +71,18 @@ def test_a_malformed_table_says_what_is_wrong_and_where(tmp_path: Path, document
     ],
 )
 def test_a_version_takes_the_newest_table_before_it(version: str, chosen: str) -> None:
-    assert policy.table_for(version).torch == chosen
+    assert cast_policy.table_for(version).torch == chosen
 
 
 def test_every_recorded_rule_of_every_version_has_a_row() -> None:
-    for version, table in policy.recorded().items():
-        for device in policy.DEVICE_TYPES:
+    for version, table in cast_policy.recorded().items():
+        for device in cast_policy.DEVICE_TYPES:
             assert set(table.of(device, cuda_build=True)) <= set(OVERLOADS), f"{version} {device}"
 
 
 def test_the_torch_that_runs_registers_exactly_what_is_recorded() -> None:
-    for device in policy.DEVICE_TYPES:
-        assert policy.registered(device) == set(policy.declared(device)), device
+    for device in cast_policy.DEVICE_TYPES:
+        assert cast_policy.registered(device) == set(cast_policy.declared(device)), device
 
 
 @pytest.mark.parametrize("backend", policy_observed.default_backends(), ids=lambda backend: backend.id)
@@ -87,13 +90,13 @@ def test_every_rule_is_seen_to_do_what_is_recorded(backend: Any) -> None:
     found = policy_observed.rules(backend)
     assert [rule for rule in found if not rule.agrees] == []
     assert {rule.op for rule in found if rule.observed is None} == {rule.op for rule in found if rule.unseen}
-    assert len(found) == len(policy.declared(backend.device_type))
+    assert len(found) == len(cast_policy.declared(backend.device_type))
 
 
 def test_policy_prints_full_coverage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None)) == 0
+    assert cast_policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None)) == 0
     last = capsys.readouterr().out.splitlines()
-    count = len(policy.declared("cpu"))
+    count = len(cast_policy.declared("cpu"))
     assert any(line.split() == ["cpu-bfloat16", "all", *[str(count)] * 3, "100", "%"] for line in last)
 
 
@@ -106,16 +109,16 @@ def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
     )
     monkeypatch.setattr(policy_observed, "rules", lambda backend: (seen,))
     asked = argparse.Namespace(backend=[backend.id], json=None)
-    defects = known_defects.load(data.fixture("known_defects") / "ops.json")
+    defects = known_defects.load(fixtures.fixture("known_defects") / "ops.json")
     for known, status, told in ((defects, 0, "known defect cudnn-rnn-rule on"), ((), 1, "DIFFERS")):
         monkeypatch.setattr(known_defects, "registered", lambda known=known: known)
-        assert policy.main(asked) == status
+        assert cast_policy.main(asked) == status
         assert f"{told} {backend.id}: _cudnn_rnn: declared lower_precision_fp" in capsys.readouterr().out
 
 
 def test_policy_refuses_an_unknown_backend() -> None:
     with pytest.raises(UsageError, match="unknown backend 'abacus'"):
-        policy.main(argparse.Namespace(backend=["abacus"], json=None))
+        cast_policy.main(argparse.Namespace(backend=["abacus"], json=None))
 
 
 def test_the_difference_of_two_recorded_versions() -> None:
@@ -131,9 +134,9 @@ def test_the_difference_of_two_recorded_versions() -> None:
 
 def test_a_saved_table_compares_with_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "now.json"
-    policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file)))
+    cast_policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file)))
     capsys.readouterr()
-    version = policy.table_for(torch.__version__).torch
+    version = cast_policy.table_for(torch.__version__).torch
     policy_diff.main(argparse.Namespace(old=str(file), new=version, format="text", output=None))
     out = capsys.readouterr().out
     assert ": 0 changes" in out
@@ -165,7 +168,7 @@ def test_rules_that_other_libraries_register_for_their_own_ops_are_not_torchs() 
     rules = torch.library.Library("amp_checks_policy_tests", "IMPL")
     rules.impl("another", torch.library.fallthrough_kernel, "AutocastCUDA")
     try:
-        assert policy.registered("cuda") == set(policy.declared("cuda"))
+        assert cast_policy.registered("cuda") == set(cast_policy.declared("cuda"))
     finally:
         rules._destroy()
         library._destroy()

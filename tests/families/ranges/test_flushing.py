@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from amp_checks import backends, core, ranges
-from amp_checks.cases.ranges import CASES
-from amp_checks.cases.ranges_inputs import INACCURATE, NAN, OVERFLOWS, UNDERFLOWS
-from amp_checks.checks import ranges as checks
+from amp_checks import backends, core
+from amp_checks.families.ranges import checks, probe
+from amp_checks.families.ranges.cases import CASES
+from amp_checks.families.ranges.inputs import INACCURATE, NAN, OVERFLOWS, UNDERFLOWS
+from amp_checks.suite.measure import measure
 
 TINY = 2.0**-126
 EDGE = 2.0**-121
@@ -20,7 +21,7 @@ ROWS = {case.name: case for case in CASES}
 
 def test_from_where_on_zeros_count_for_nothing() -> None:
     """Four eps of bfloat16 are 1/32 of the largest element."""
-    assert ranges.FLUSHED == EDGE
+    assert probe.FLUSHED == EDGE
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,13 @@ def test_from_where_on_zeros_count_for_nothing() -> None:
     ids=["as claimed", "within", "to zero", "a little above", "far above", "not finite", "nowhere"],
 )
 def test_a_lower_end_may_lie_where_zeros_begin_to_count(low: float, below: str, expected: float) -> None:
-    claimed = checks.Claim(range=ranges.Range(low=TINY, high=1e38, below="end of the span", above=OVERFLOWS), why="so")
-    found = ranges.Range(low=low, high=1e38, below=below, above=OVERFLOWS)
+    claimed = checks.Claim(range=probe.Range(low=TINY, high=1e38, below="end of the span", above=OVERFLOWS), why="so")
+    found = probe.Range(low=low, high=1e38, below=below, above=OVERFLOWS)
     moved = checks.flushed(claimed, found)
     assert moved.range.low == expected
     assert (moved.range.high, moved.range.above) == (1e38, OVERFLOWS)
     assert (moved == claimed) == (expected == TINY)
-    above = checks.Claim(range=ranges.Range(low=1.0, high=2.0, below=UNDERFLOWS, above=OVERFLOWS), why="its row")
+    above = checks.Claim(range=probe.Range(low=1.0, high=2.0, below=UNDERFLOWS, above=OVERFLOWS), why="its row")
     assert checks.flushed(above, found) == above
 
 
@@ -51,9 +52,9 @@ def test_a_lower_end_may_lie_where_zeros_begin_to_count(low: float, below: str, 
 @pytest.mark.parametrize("flushes", [False, True])
 def test_what_is_lost_there_is_a_fault_elsewhere(name: str, flushes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measured range decides: on a processor that flushes, it passes only because that is known of it."""
-    real = ranges.flushes_subnormals()
-    monkeypatch.setattr(ranges, "flushes_subnormals", lambda: flushes)
-    result = core.measure(checks.check_safe_range, ROWS[name], backends.backend("cpu-bfloat16"))
+    real = probe.flushes_subnormals()
+    monkeypatch.setattr(probe, "flushes_subnormals", lambda: flushes)
+    result = measure(checks.check_safe_range, ROWS[name], backends.backend("cpu-bfloat16"))
     passed = result.status is core.Status.PASSED
     assert passed == (flushes or not real), result.describe()
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, data, ranges, state
-from amp_checks.cases.ranges import CASES
-from amp_checks.cases.ranges_inputs import DIRECTIONS
-from amp_checks.checks.ranges import SOFT
+from amp_checks import backends
+from amp_checks.families.ranges import probe
+from amp_checks.families.ranges.cases import CASES
+from amp_checks.families.ranges.checks import SOFT
+from amp_checks.families.ranges.inputs import DIRECTIONS
+from amp_checks.records import fixtures
+from amp_checks.torch_api import state
 
-RECORDED: dict[str, Any] = json.loads(data.fixture("ranges/torch-2.13.0.json").read_text(encoding="utf-8"))
+RECORDED: dict[str, Any] = json.loads(fixtures.fixture("ranges/torch-2.13.0.json").read_text(encoding="utf-8"))
 ROWS = {case.name: case for case in CASES}
 SAMPLE = ("linear", "gelu", "softmax.int", "layer_norm", "var", "dice by hand", "attention by hand")
 
@@ -33,9 +36,9 @@ def test_what_is_recorded_is_measured_here(name: str) -> None:
     for backend_id in ("cpu-float16", "emulated-cuda-float16"):
         backend = backends.backend(backend_id)
         with state.one_thread(), backend.activate():
-            found = ranges.measure(ROWS[name], backend)
+            found = probe.measure(ROWS[name], backend)
         for direction in DIRECTIONS:
             low, high, _, _ = RECORDED["ranges"][f"{name} {backend_id}"][direction]
             ends = ((found[direction].amp.low, low), (found[direction].amp.high, high))
             for measured, recorded in ends:
-                assert ranges.agree(measured, math.nan if recorded is None else recorded) < SOFT.value, (direction, low)
+                assert probe.agree(measured, math.nan if recorded is None else recorded) < SOFT.value, (direction, low)

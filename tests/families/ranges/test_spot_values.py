@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, core, data, ranges, state
-from amp_checks.cases.ranges import CASES
+from amp_checks import backends, core
+from amp_checks.families.ranges import probe
+from amp_checks.families.ranges.cases import CASES
+from amp_checks.records import fixtures
+from amp_checks.torch_api import state
 
 ROWS = {case.name: case for case in CASES}
-SPOTS: list[dict[str, Any]] = json.loads(data.fixture("ranges/spot_values.json").read_text(encoding="utf-8"))["values"]
+SPOTS: list[dict[str, Any]] = json.loads(fixtures.fixture("ranges/spot_values.json").read_text(encoding="utf-8"))[
+    "values"
+]
 PLACES = [(spot, device) for spot in SPOTS for device in spot["devices"]]
 
 
@@ -21,10 +26,10 @@ def _backend(device: str, dtype: str) -> core.Backend:
 
 
 @functools.cache
-def _measured(op: str, device: str, dtype: str) -> dict[str, ranges.Measured]:
+def _measured(op: str, device: str, dtype: str) -> dict[str, probe.Measured]:
     backend = _backend(device, dtype)
     with state.one_thread(), backend.activate():
-        return ranges.measure(ROWS[op], backend)
+        return probe.measure(ROWS[op], backend)
 
 
 def test_there_are_enough_and_each_says_why() -> None:

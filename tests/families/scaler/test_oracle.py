@@ -9,9 +9,18 @@ import struct
 import pytest
 import torch
 
-from amp_checks.cases.scaler_programs import ROWS
-from amp_checks.scaler.oracle import AS_RELEASED, Departure, Oracle, expect, f32
-from amp_checks.scaler.program import INF, Observation, Program, Settings, Step, Unscale, Update, backward
+from amp_checks.families.scaler.oracle.oracle import AS_RELEASED, Departure, Oracle, expect, f32
+from amp_checks.families.scaler.oracle.program import (
+    INF,
+    Observation,
+    Program,
+    Settings,
+    Step,
+    Unscale,
+    Update,
+    backward,
+)
+from amp_checks.families.scaler.programs import ROWS
 
 HAND: dict[str, tuple[list[str], list[int], list[tuple[int, ...]]]] = {
     # case: scale, tracker and steps after each iteration (four actions each)

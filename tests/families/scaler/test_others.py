@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from amp_checks import backends, data
+from amp_checks import backends
 from amp_checks.core import UsageError
-from amp_checks.scaler import others
+from amp_checks.families.scaler import others
+from amp_checks.records import fixtures
 
 SHARDED = "torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler"
 
@@ -17,7 +18,7 @@ SHARDED = "torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler"
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without distributed")
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_scaler_differs_exactly_where_recorded() -> None:
-    recorded = json.loads(data.fixture("scaler/sharded_differences.json").read_text(encoding="utf-8"))
+    recorded = json.loads(fixtures.fixture("scaler/sharded_differences.json").read_text(encoding="utf-8"))
     with others.gloo():
         found = others.differences(backends.backend("cpu-float16"), others.factory(SHARDED))
     assert {difference.id for difference in found} == set(recorded["differs"])

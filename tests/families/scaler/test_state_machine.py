@@ -13,10 +13,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from scaler_machine import Both, distribution, report, transitions
 
 from amp_checks import backends
-from amp_checks.scaler import oracle, program
-from amp_checks.scaler.driver import drive
-from amp_checks.scaler.program import INF, Program
-from amp_checks.scaler.script import as_script
+from amp_checks.families.scaler.oracle import oracle, program
+from amp_checks.families.scaler.oracle.driver import drive
+from amp_checks.families.scaler.oracle.program import INF, Program
+from amp_checks.families.scaler.oracle.script import as_script
 
 _QUICK = (Phase.generate,)
 """A failure is looked for, not made small."""

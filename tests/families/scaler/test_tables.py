@@ -7,17 +7,19 @@ import inspect
 import pytest
 import torch
 
-from amp_checks import backends, data, known_defects, suite
-from amp_checks.cases import scaler, scaler_calls, scaler_optimizers, scaler_programs
-from amp_checks.cases.scaler_behaviours import BEHAVIOURS
-from amp_checks.checks.scaler_stories import CHECKS
-from amp_checks.mutants.scaler import MUTANTS
-from amp_checks.scaler import coverage
-from amp_checks.scaler.oracle import AS_PROMISED, AS_RELEASED, expect
+from amp_checks import backends, families
+from amp_checks.families.scaler import calls, cases, coverage, programs
+from amp_checks.families.scaler.behaviours import BEHAVIOURS
+from amp_checks.families.scaler.mutants.table import MUTANTS
+from amp_checks.families.scaler.optimizers import cases as optimizers
+from amp_checks.families.scaler.oracle.oracle import AS_PROMISED, AS_RELEASED, expect
+from amp_checks.families.scaler.stories.stories import CHECKS
+from amp_checks.records import fixtures, known_defects
+from amp_checks.suite import collect
 
 
 def test_every_behaviour_has_a_row() -> None:
-    covered = {number for case in scaler.CASES for number in case.behaviours}  # type: ignore[attr-defined]
+    covered = {number for case in cases.CASES for number in case.behaviours}  # type: ignore[attr-defined]
     assert covered == set(BEHAVIOURS) == set(range(1, 49))
 
 
@@ -29,8 +31,8 @@ def test_every_optimizer_of_torch_has_a_row_in_each_implementation() -> None:
         and issubclass(found, torch.optim.Optimizer)
         and found is not torch.optim.Optimizer
     }
-    rows: dict[str, list[scaler_optimizers.OptimizerCase]] = {}
-    for row in scaler_optimizers.ROWS:
+    rows: dict[str, list[optimizers.OptimizerCase]] = {}
+    for row in optimizers.ROWS:
         rows.setdefault(row.optimizer, []).append(row)
     # LBFGS needs a closure, which scalers refuse: it has a story of its own.
     assert set(rows) | {"LBFGS"} == set(shipped)
@@ -42,35 +44,37 @@ def test_every_optimizer_of_torch_has_a_row_in_each_implementation() -> None:
 
 
 def test_every_story_has_a_check_and_every_check_a_story() -> None:
-    assert set(CHECKS) == {row.story or row.id for row in scaler_calls.STORIES}
+    assert set(CHECKS) == {row.story or row.id for row in calls.STORIES}
 
 
 def test_every_check_has_a_mutant_that_it_alone_kills() -> None:
-    checks = {check.__name__ for case in scaler.CASES for check in suite.checks_for(case)}
+    checks = {check.__name__ for case in cases.CASES for check in families.checks_for(case)}
     alone = {mutant.killed_by[0] for mutant in MUTANTS if len(mutant.killed_by) == 1}
     assert checks - alone == set()
 
 
-@pytest.mark.parametrize("case", scaler_programs.ROWS, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", programs.ROWS, ids=lambda case: case.id)
 def test_oracle_departs_from_the_promise_exactly_where_a_known_defect_is_registered(
-    case: scaler_programs.ProgramCase,
+    case: programs.ProgramCase,
 ) -> None:
     departs = expect(case.program, AS_PROMISED) != expect(case.program, AS_RELEASED)
     assert departs == any(defect.case == case.id for defect in known_defects.registered())
 
 
 def test_documented_tables_are_the_printed_ones() -> None:
-    text = (data.fixture("scaler").parents[1] / "docs/scaler-behaviours.md").read_text(encoding="utf-8")
+    text = (fixtures.fixture("scaler").parents[1] / "docs/scaler-behaviours.md").read_text(encoding="utf-8")
     for rows, heading in (
         (coverage.behaviours(), "behaviour"),
         (coverage.optimizers(), "optimizer, implementation"),
     ):
-        assert "\n".join(coverage.markdown(rows, heading=heading)) in text, "run python -m amp_checks.scaler.coverage"
+        assert "\n".join(coverage.markdown(rows, heading=heading)) in text, (
+            "run python -m amp_checks.families.scaler.coverage"
+        )
 
 
 def test_verdicts_of_a_run_stand_in_the_tables() -> None:
     backend = backends.backend("cpu-float16")
-    items = suite.collect(backends=[backend], families=["scaler"])
+    items = collect.collect(backends=[backend], families=["scaler"])
     results = [item.run() for item in items if item.case.id in {"shared-parameter", "optimizer-SGD-fused"}]
     shared = next(row for row in coverage.behaviours(results) if row.name.startswith("21 "))
     assert shared.verdicts == {"passed": 4, "known defect": 3}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from amp_checks.cases.convergence import ConvergenceCase
 from amp_checks.core import Backend
-from amp_checks.mutants import convergence_faults as faults
+from amp_checks.families.convergence.cases import ConvergenceCase
+from amp_checks.families.convergence.mutants import faults
 
 LOSSES = ("mse_loss", "cross_entropy", "binary_cross_entropy_with_logits")
 

@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.checks import convergence
 from amp_checks.core import Backend
+from amp_checks.families.convergence import checks
 from amp_checks.reference import recipes
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
@@ -260,12 +260,12 @@ def in_every_precision(patch: Callable[[], AbstractContextManager[Any]]) -> Plan
 
     @contextmanager
     def plant(backend: Backend) -> Iterator[Backend]:
-        convergence.forget_runs()
+        checks.forget_runs()
         try:
             with patch():
                 yield backend
         finally:
-            convergence.forget_runs()
+            checks.forget_runs()
 
     return plant
 

@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 
-from amp_checks.checks import fp32_only_remedies as right
 from amp_checks.core import Backend
-from amp_checks.mutants.fp32_only_faults import Plant, map_tensors
+from amp_checks.families.fp32_only import remedies as right
+from amp_checks.families.fp32_only.mutants.faults import Plant, map_tensors
 
 Remedy = Callable[..., Any]
 

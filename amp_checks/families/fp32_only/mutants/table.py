@@ -11,14 +11,13 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from amp_checks import support
-from amp_checks.checks import fp32_only as checks
-from amp_checks.checks import fp32_only_record, fp32_only_remedies
 from amp_checks.core import Backend
-from amp_checks.mutants import fp32_only_faults as faults
-from amp_checks.mutants import fp32_only_remedies as remedies
-from amp_checks.mutants import ranges
-from amp_checks.planting import Mutant
+from amp_checks.families.fp32_only import checks, record
+from amp_checks.families.fp32_only import remedies as fp32_only_remedies
+from amp_checks.families.fp32_only.mutants import faults, remedies
+from amp_checks.families.ranges import mutants
+from amp_checks.records import low_precision
+from amp_checks.suite.planting import Mutant
 
 CASE = "linalg.inv"
 OP = torch.linalg.inv
@@ -50,28 +49,28 @@ def _undeclared(backend: Backend) -> Iterator[Backend]:
 @contextmanager
 def _unrecorded(backend: Backend) -> Iterator[Backend]:
     """The record has lost an op: the tables hold it, and nothing says why."""
-    found = support.record_for(torch.__version__, backend.device_type)
+    found = low_precision.record_for(torch.__version__, backend.device_type)
     lost = {dtype: {name: seen for name, seen in ops.items() if name != CASE} for dtype, ops in found.ops.items()}
     everything = {found.torch: {backend.device_type: dataclasses.replace(found, ops=lost)}}
-    with mock.patch.object(support, "recorded", return_value=everything):
+    with mock.patch.object(low_precision, "recorded", return_value=everything):
         yield backend
 
 
 @contextmanager
 def _lack_is_gone(backend: Backend) -> Iterator[Backend]:
     """Run again, an op that is recorded to lack 16 bits has them."""
-    found = support.record_for(torch.__version__, backend.device_type)
+    found = low_precision.record_for(torch.__version__, backend.device_type)
     now = {dtype: {name: seen for name, seen in ops.items() if name != CASE} for dtype, ops in found.ops.items()}
-    with mock.patch.object(fp32_only_record, "run_again", return_value=dataclasses.replace(found, ops=now)):
+    with mock.patch.object(record, "run_again", return_value=dataclasses.replace(found, ops=now)):
         yield backend
 
 
 @contextmanager
 def _newly_unsupported(backend: Backend) -> Iterator[Backend]:
     """The record names one more op without 16 bits."""
-    found = support.record_for(torch.__version__, backend.device_type)
+    found = low_precision.record_for(torch.__version__, backend.device_type)
     more = {dtype: {**ops, "new_op": dataclasses.replace(ops[CASE], op="new_op")} for dtype, ops in found.ops.items()}
-    with mock.patch.object(support, "record_for", return_value=dataclasses.replace(found, ops=more)):
+    with mock.patch.object(low_precision, "record_for", return_value=dataclasses.replace(found, ops=more)):
         yield backend
 
 
@@ -331,5 +330,5 @@ MUTANTS: tuple[Mutant, ...] = (
         killed_by=("check_low_precision_value", "check_value_in_region"),
         applies=_cpu,
     ),
-    *ranges.MUTANTS,
+    *mutants.MUTANTS,
 )

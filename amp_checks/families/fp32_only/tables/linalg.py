@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.fp32_only_rows import LOWER, REGULAR, RIGHT, SPD, SPREAD, VECTOR, Fp32OnlyCase, Input
-from amp_checks.numerics import seeded
+from amp_checks.families.fp32_only.rows import LOWER, REGULAR, RIGHT, SPD, SPREAD, VECTOR, Fp32OnlyCase, Input
+from amp_checks.torch_api.numerics import seeded
 
 linalg = torch.linalg
 

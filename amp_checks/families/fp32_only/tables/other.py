@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from amp_checks.cases.fp32_only_rows import REGULAR, RIGHT, VECTOR, Fp32OnlyCase, Input
-from amp_checks.numerics import seeded
+from amp_checks.families.fp32_only.rows import REGULAR, RIGHT, VECTOR, Fp32OnlyCase, Input
+from amp_checks.torch_api.numerics import seeded
 
 _IMAGE = (Input(shape=(1, 2, 8, 8)),)
 _VOLUME = (Input(shape=(1, 2, 4, 4, 4)),)

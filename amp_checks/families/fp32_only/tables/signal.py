@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.fp32_only_rows import Fp32OnlyCase, Input
+from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input
 
 _SIGNAL = (Input(shape=(6, 12)),)
 """No power of two: where CUDA has 16-bit transforms, it has them for those lengths only."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from amp_checks.cases.fp32_only_rows import POSITIVE, UNIT, VECTOR, Fp32OnlyCase, Input
+from amp_checks.families.fp32_only.rows import POSITIVE, UNIT, VECTOR, Fp32OnlyCase, Input
 
 special = torch.special
 

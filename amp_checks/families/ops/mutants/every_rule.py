@@ -11,14 +11,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from amp_checks import core, planting, policy, policy_observed
-from amp_checks.cases.ops import CASES, OVERLOADS, BannedCase, RegistrationCase
-from amp_checks.cases.ops_rows import EntryCase, OpCase
-from amp_checks.cases.ops_variants import ExplicitDtypeCase, PromotionCase, Variant
-from amp_checks.checks import ops as checks
+from amp_checks.cli import policy as policy_observed
 from amp_checks.core import Backend, CastPolicy, Status, SuiteError
-from amp_checks.mutants import ops_faults as faults
-from amp_checks.planting import Mutant, Tally
+from amp_checks.families.ops import checks
+from amp_checks.families.ops.cases import CASES, OVERLOADS, BannedCase, RegistrationCase
+from amp_checks.families.ops.mutants import faults
+from amp_checks.families.ops.rows import EntryCase, OpCase
+from amp_checks.families.ops.variants import ExplicitDtypeCase, PromotionCase, Variant
+from amp_checks.records import cast_policy as policy
+from amp_checks.suite import planting
+from amp_checks.suite.measure import measure
+from amp_checks.suite.planting import Mutant, Tally
 
 Progress = Callable[[str], None]
 RowCase = OpCase | EntryCase | BannedCase | Variant
@@ -131,7 +134,7 @@ def _killers(mutant: Mutant, case: RowCase | RegistrationCase, backend: Backend,
     caught: list[str] = []
     for check in checks.checks_for(case):
         with mutant.plant(backend) as faulty:
-            result = core.measure(check, case, faulty)
+            result = measure(check, case, faulty)
         if result.status is Status.ERROR:
             raise SuiteError(f"{mutant.fault}: {result.describe()}")
         if planting.caught(mutant, result):

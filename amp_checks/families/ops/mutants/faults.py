@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks import _torch_private as private
-from amp_checks.cases.ops_inputs import map_leaves
-from amp_checks.checks.ops_by_hand import CASTABLE
-from amp_checks.checks.ops_entry import overload
 from amp_checks.core import Backend
+from amp_checks.families.ops.by_hand import CASTABLE
+from amp_checks.families.ops.entry import overload
+from amp_checks.families.ops.inputs import map_leaves
+from amp_checks.torch_api import private
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 Rule = Callable[[Backend], Callable[..., Any] | None]

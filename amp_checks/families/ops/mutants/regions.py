@@ -11,10 +11,10 @@ from unittest import mock
 
 import torch
 
-from amp_checks.cases.ops_regions import DEFAULT_DTYPES
 from amp_checks.core import Backend
-from amp_checks.mutants import ops_faults as faults
-from amp_checks.planting import Mutant
+from amp_checks.families.ops.mutants import faults
+from amp_checks.families.ops.regions.cases import DEFAULT_DTYPES
+from amp_checks.suite.planting import Mutant
 
 
 class _Region:

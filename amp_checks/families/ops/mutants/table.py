@@ -1,7 +1,7 @@
 """Planted faults of the ops family, each with the checks that must catch it.
 
 The faults of every single rule (removed, turned to another policy) are counted apart, in
-`amp_checks.mutants.ops_selftest`: there are thousands.
+`amp_checks.families.ops.mutants.every_rule`: there are thousands.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from amp_checks import ops_sweep, policy
 from amp_checks.core import Backend, CastPolicy
-from amp_checks.mutants import ops_faults as faults
-from amp_checks.mutants import ops_regions, ops_variants
-from amp_checks.mutants.ops_selftest import break_every_rule
-from amp_checks.planting import Mutant
+from amp_checks.families.ops import sweep
+from amp_checks.families.ops.mutants import faults, regions, variants
+from amp_checks.families.ops.mutants.every_rule import break_every_rule
+from amp_checks.records import cast_policy
+from amp_checks.suite.planting import Mutant
 
 ENTRY = "check_entry_dtype"
 OUTPUT = "check_output_dtype"
@@ -29,7 +29,7 @@ GRADIENT_ERROR = "check_gradient_error"
 
 def _where(op: str, *policies: CastPolicy) -> Any:
     def applies(backend: Backend) -> bool:
-        return policy.of(op, backend.device_type) in policies
+        return cast_policy.of(op, backend.device_type) in policies
 
     return applies
 
@@ -329,7 +329,7 @@ LISTS = (
 def _tanh_lowered(backend: Backend) -> Iterator[Backend]:
     """Here, and in the process in which the op database is looked at."""
     rule = faults.with_rule("tanh", faults.casting_to("tanh", faults.low))
-    with ops_sweep.planted_in_sweeps("unlisted-op-lowered"), rule(backend) as faulty:
+    with sweep.planted_in_sweeps("unlisted-op-lowered"), rule(backend) as faulty:
         yield faulty
 
 
@@ -351,8 +351,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNELS,
     *REGIONS,
     *LISTS,
-    *ops_variants.MUTANTS,
-    *ops_regions.MUTANTS,
+    *variants.MUTANTS,
+    *regions.MUTANTS,
     *DATABASE,
 )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amp_checks.mutants import ops_faults as faults
-from amp_checks.planting import Mutant
+from amp_checks.families.ops.mutants import faults
+from amp_checks.suite.planting import Mutant
 
 
 def _fault(name: str, op: str, rule: faults.Rule, fault: str, killer: tuple[str, str]) -> Mutant:

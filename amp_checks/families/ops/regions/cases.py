@@ -10,8 +10,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from amp_checks import machine
 from amp_checks.core import Backend, Value
+from amp_checks.torch_api import machine
 
 _DOCS = "torch.autocast documentation"
 
@@ -36,14 +36,14 @@ class RegionCase:
     """A program, and what it must report.
 
     Attributes:
-        program: its name in `amp_checks.checks.ops_regions.PROGRAMS`.
+        program: its name in `amp_checks.families.ops.regions.checks.PROGRAMS`.
         topic: which check runs it.
         expected: subject -> value.
         expected_on: the same where it differs by device type; its subjects join those of ``expected``.
         source: where the expectation comes from.
         real_only: why it says nothing under emulation; empty where it does.
         devices: device types on which it means something; all where empty.
-        machine: a condition of `amp_checks.machine` without which it cannot run.
+        machine: a condition of `amp_checks.torch_api.machine` without which it cannot run.
     """
 
     program: str

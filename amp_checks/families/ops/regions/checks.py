@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_checks import state
-from amp_checks.cases.ops_regions import RegionCase, Topic
-from amp_checks.checks import ops_region_programs, ops_training_programs
 from amp_checks.core import Backend, Check, Finding, attempt, exact
+from amp_checks.families.ops.regions import programs, training_programs
+from amp_checks.families.ops.regions.cases import RegionCase, Topic
+from amp_checks.torch_api import state
 
-PROGRAMS = {**ops_region_programs.PROGRAMS, **ops_training_programs.PROGRAMS}
+PROGRAMS = {**programs.PROGRAMS, **training_programs.PROGRAMS}
 
 
 def checks_for(case: RegionCase) -> Iterator[Check]:

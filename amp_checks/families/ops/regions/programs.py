@@ -1,4 +1,4 @@
-"""What regions do, as small programs that report what they saw; the rows of `amp_checks.cases.ops_regions`
+"""What regions do, as small programs that report what they saw; the rows of `amp_checks.families.ops.regions.cases`
 say what is right.
 
 Each program takes a backend and returns a value for each subject. ``low`` stands for the region's dtype, so
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from amp_checks.checks.ops_entry import entries
 from amp_checks.core import Backend, Value, first_line, recorded_warnings
-from amp_checks.numerics import dtype_name, randn
+from amp_checks.families.ops.entry import entries
+from amp_checks.torch_api.numerics import dtype_name, randn
 
 Seen = dict[str, Value]
 

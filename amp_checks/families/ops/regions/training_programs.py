@@ -1,6 +1,6 @@
 """Gradients, custom functions, function transforms, compilation and mixed dtypes under regions, as small programs.
 
-Written as those of `amp_checks.checks.ops_region_programs`.
+Written as those of `amp_checks.families.ops.regions.programs`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks import _torch_private as private
-from amp_checks.checks.ops_region_programs import Seen, named, outcome, tensor, weight
 from amp_checks.core import Backend
-from amp_checks.numerics import dtype_name, error_ratio, same_bits, seeded
+from amp_checks.families.ops.regions.programs import Seen, named, outcome, tensor, weight
+from amp_checks.torch_api import private
+from amp_checks.torch_api.numerics import dtype_name, error_ratio, same_bits, seeded
 
 SAME_BUT_FOR_ORDER = 4.0
 """Units of the result's own rounding that generated code may be off. Measured: 0.0 at both sizes, torch 2.13.0."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amp_checks.cases.ops_inputs import T, Values, fixed
-from amp_checks.cases.ops_rows import (
+from amp_checks.families.ops.inputs import T, Values, fixed
+from amp_checks.families.ops.rows import (
     COMPLEX,
     LOWER,
     POSITIVE,

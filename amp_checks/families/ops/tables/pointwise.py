@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amp_checks.cases.ops_inputs import fixed
-from amp_checks.cases.ops_rows import (
+from amp_checks.families.ops.inputs import fixed
+from amp_checks.families.ops.rows import (
     COMPLEX,
     LOG_SOFTMAX,
     MEMORY_INSIDE,

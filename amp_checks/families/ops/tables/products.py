@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amp_checks.cases.ops_inputs import T, fixed
-from amp_checks.cases.ops_rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, WEIGHT, op, x
+from amp_checks.families.ops.inputs import T, fixed
+from amp_checks.families.ops.rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, WEIGHT, op, x
 
 
 def _weights(rows: int) -> tuple[T, ...]:

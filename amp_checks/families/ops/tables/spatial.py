@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amp_checks.cases.ops_inputs import fixed
-from amp_checks.cases.ops_rows import RUN, SIGNED, UNIT, op, x
+from amp_checks.families.ops.inputs import fixed
+from amp_checks.families.ops.rows import RUN, SIGNED, UNIT, op, x
 
 _LINE, _IMAGE, _VOLUME = x(2, 3, 8), x(2, 3, 6, 6), x(1, 2, 4, 4, 4)
 _GRID = x(2, 4, 4, 2, draw=SIGNED)

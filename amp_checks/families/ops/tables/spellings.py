@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from amp_checks.cases.ops_inputs import fixed
-from amp_checks.cases.ops_rows import LOG_SOFTMAX, POSITIVE, SIGN, UNIT, OpCase, x
-from amp_checks.cases.ops_variants import SpellingCase
+from amp_checks.families.ops.inputs import fixed
+from amp_checks.families.ops.rows import LOG_SOFTMAX, POSITIVE, SIGN, UNIT, OpCase, x
+from amp_checks.families.ops.variants import SpellingCase
 
 _F = "torch.nn.functional"
 _CLASSES = fixed(5, values=(0, 3, 1, 2, 0))

@@ -21,12 +21,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from amp_checks import backends, core, data, known_defects, planting, suite
-from amp_checks.cases.scaler_optimizers import OptimizerCase
+from amp_checks import backends, core
 from amp_checks.core import Backend, Result, Status, SuiteError
-from amp_checks.mutants import scaler_edits
-from amp_checks.mutants.scaler_edits import Edit
-from amp_checks.planting import Tally
+from amp_checks.families.scaler.mutants import edits
+from amp_checks.families.scaler.mutants.edits import Edit
+from amp_checks.families.scaler.optimizers.cases import OptimizerCase
+from amp_checks.records import fixtures, known_defects
+from amp_checks.suite import collect, planting
+from amp_checks.suite.item import Item
+from amp_checks.suite.measure import measure
+from amp_checks.suite.planting import Tally
 
 EQUIVALENT = "scaler/equivalent_edits.json"
 """Fixture: id of an edit -> why no check on a CPU can tell it from the original."""
@@ -75,7 +79,7 @@ def equivalents() -> dict[str, str]:
     Raises:
         SuiteError: the fixture is malformed.
     """
-    path = data.fixture(EQUIVALENT)
+    path = fixtures.fixture(EQUIVALENT)
     try:
         entries: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["edits"]
     except (OSError, ValueError, KeyError) as error:
@@ -99,8 +103,8 @@ def edit_every_node(
     """
     began = time.perf_counter()
     where = backends.backend("cpu-float16") if backend is None else backend
-    source = scaler_edits.installed_source()
-    chosen = [edit for edit in scaler_edits.edits(source) if only in edit.id]
+    source = edits.installed_source()
+    chosen = [edit for edit in edits.edits(source) if only in edit.id]
     outcomes: list[Outcome] = []
     for outcome in _try(source, chosen, where):
         outcomes.append(outcome)
@@ -141,7 +145,7 @@ def faults(outcomes: Sequence[Outcome], *, partial: bool) -> Iterator[str]:
 
 def _try(source: str, chosen: Iterable[Edit], backend: Backend) -> Iterator[Outcome]:
     listed = equivalents()
-    items = [item for item in suite.collect(backends=[backend], families=["scaler"]) if _tells_edits(item.case)]
+    items = [item for item in collect.collect(backends=[backend], families=["scaler"]) if _tells_edits(item.case)]
     _require_health(items)
     counts: collections.Counter[str] = collections.Counter()
     for edit in chosen:
@@ -160,7 +164,7 @@ def _tells_edits(case: core.Case) -> bool:
     return not isinstance(case, OptimizerCase) or case.optimizer == "SGD"
 
 
-def _require_health(items: Sequence[suite.Item]) -> None:
+def _require_health(items: Sequence[Item]) -> None:
     """All items must hold on the scaler as it is. It also makes torch import here what each child would import anew."""
     for item in items:
         result = item.run()
@@ -169,15 +173,15 @@ def _require_health(items: Sequence[suite.Item]) -> None:
             raise SuiteError(message)
 
 
-def _hunt(source: str, edit: Edit, items: Sequence[suite.Item]) -> tuple[Fate, str]:
+def _hunt(source: str, edit: Edit, items: Sequence[Item]) -> tuple[Fate, str]:
     """Run the checks on the edited scaler until one fails."""
     try:
-        module = scaler_edits.load(scaler_edits.edited(source, edit))
+        module = edits.load(edits.edited(source, edit))
     except Exception as error:  # noqa: BLE001 - whatever the import raises
         return Fate.NOT_IMPORTED, f"{type(error).__name__}: {error}"
     for item in items:
         faulty = dataclasses.replace(item.backend, grad_scaler=module.GradScaler)
-        result = known_defects.judge(core.measure(item.check, item.case, faulty))
+        result = known_defects.judge(measure(item.check, item.case, faulty))
         if kills(result):
             return Fate.KILLED, item.id
     return Fate.SURVIVED, ""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend
-from amp_checks.planting import Mutant
+from amp_checks.suite.planting import Mutant
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from amp_checks import _torch_private
 from amp_checks.core import Backend
-from amp_checks.planting import Mutant
+from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api import private
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 UPDATE = "_amp_update_scale_"
@@ -25,7 +25,7 @@ def _replaced(backend: Backend, *, op: str, function: Kernel) -> Iterator[Backen
     with warnings.catch_warnings():
         # Torch says that a kernel is overridden: that is what is meant.
         warnings.simplefilter("ignore")
-        with _torch_private.kernel(op, key, function):
+        with private.kernel(op, key, function):
             yield backend
 
 

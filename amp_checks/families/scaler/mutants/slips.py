@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from amp_checks.core import Backend, SuiteError
-from amp_checks.mutants import scaler_edits
-from amp_checks.planting import Mutant
+from amp_checks.families.scaler.mutants import edits
+from amp_checks.suite.planting import Mutant
 
 
 @functools.cache
-def _edits() -> dict[str, scaler_edits.Edit]:
-    return {edit.id: edit for edit in scaler_edits.edits(scaler_edits.installed_source())}
+def _edits() -> dict[str, edits.Edit]:
+    return {edit.id: edit for edit in edits.edits(edits.installed_source())}
 
 
 @contextmanager
@@ -23,11 +23,11 @@ def _edited(backend: Backend, *, edit_id: str) -> Iterator[Backend]:
     if edit_id not in _edits():
         message = f"{edit_id!r} is no edit of this torch's grad_scaler.py: the mutant that plants it must name another"
         raise SuiteError(message)
-    module = scaler_edits.load(scaler_edits.edited(scaler_edits.installed_source(), _edits()[edit_id]))
+    module = edits.load(edits.edited(edits.installed_source(), _edits()[edit_id]))
     try:
         yield dataclasses.replace(backend, grad_scaler=module.GradScaler)
     finally:
-        del sys.modules[scaler_edits.MODULE]
+        del sys.modules[edits.MODULE]
 
 
 def edited(edit_id: str) -> Callable[[Backend], AbstractContextManager[Backend]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from amp_checks.mutants import scaler_faults, scaler_kernels, scaler_slips
-from amp_checks.mutants.scaler_selftest import edit_every_node
-from amp_checks.planting import Mutant
+from amp_checks.families.scaler.mutants import faults, kernels, slips
+from amp_checks.families.scaler.mutants.every_edit import edit_every_node
+from amp_checks.suite.planting import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*scaler_faults.ROWS, *scaler_slips.ROWS, *scaler_kernels.ROWS)
+MUTANTS: tuple[Mutant, ...] = (*faults.ROWS, *slips.ROWS, *kernels.ROWS)
 
 BULK = (edit_every_node,)

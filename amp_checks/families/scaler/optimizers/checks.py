@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.scaler_optimizers import OptimizerCase
 from amp_checks.core import Backend, Check, Finding, exact
-from amp_checks.scaler.graphed import GraphedTraining
-from amp_checks.scaler.training import Bits, Training, difference, run_steps
+from amp_checks.families.scaler.optimizers.cases import OptimizerCase
+from amp_checks.families.scaler.optimizers.graphed import GraphedTraining
+from amp_checks.families.scaler.optimizers.training import Bits, Training, difference, run_steps
 
 SCALE = 1024.0
 _STEP = "torch.amp.GradScaler.step: skipped steps leave the params uncorrupted"

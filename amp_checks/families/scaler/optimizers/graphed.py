@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.scaler_optimizers import OptimizerCase
 from amp_checks.core import Backend, attempt
-from amp_checks.scaler.training import Training
+from amp_checks.families.scaler.optimizers.cases import OptimizerCase
+from amp_checks.families.scaler.optimizers.training import Training
 
 
 class GraphedTraining(Training):

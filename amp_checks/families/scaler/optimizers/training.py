@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from amp_checks import numerics
-from amp_checks.cases.scaler_optimizers import OptimizerCase
 from amp_checks.core import Backend, attempt
+from amp_checks.families.scaler.optimizers.cases import OptimizerCase
+from amp_checks.torch_api import numerics
 
 Bits = dict[str, Any]
 """Name -> a copy of a tensor, or a plain value."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend, Raised, attempt, first_line
-from amp_checks.scaler import program as prog
-from amp_checks.scaler.program import Kind, Observation, Program
+from amp_checks.families.scaler.oracle import program as prog
+from amp_checks.families.scaler.oracle.program import Kind, Observation, Program
 
 
 class Recording(torch.optim.Optimizer):

@@ -14,8 +14,8 @@ import math
 import struct
 from collections.abc import Callable
 
-from amp_checks.scaler import program as prog
-from amp_checks.scaler.program import Kind, Observation, Program, Values
+from amp_checks.families.scaler.oracle import program as prog
+from amp_checks.families.scaler.oracle.program import Kind, Observation, Program, Values
 
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 

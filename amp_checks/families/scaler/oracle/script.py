@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from amp_checks.scaler import program as prog
-from amp_checks.scaler.program import Kind, Program
+from amp_checks.families.scaler.oracle import program as prog
+from amp_checks.families.scaler.oracle.program import Kind, Program
 
 _HEAD = """\
 import copy

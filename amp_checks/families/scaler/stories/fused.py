@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from amp_checks.cases.scaler_calls import StoryCase
-from amp_checks.cases.scaler_optimizers import FUSED, has_fused
 from amp_checks.core import Backend, Finding, attempt, exact
-from amp_checks.scaler.calls import NO_ERROR, backward, leaf_of, outcome
-from amp_checks.scaler.training import difference
+from amp_checks.families.scaler.calls import StoryCase
+from amp_checks.families.scaler.optimizers.cases import FUSED, has_fused
+from amp_checks.families.scaler.optimizers.training import difference
+from amp_checks.families.scaler.stories.calls import NO_ERROR, backward, leaf_of, outcome
 
 
 def check_fused_float16(case: StoryCase, backend: Backend) -> Iterator[Finding]:

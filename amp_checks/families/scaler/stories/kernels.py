@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks import _torch_private
-from amp_checks.cases.scaler_calls import StoryCase
 from amp_checks.core import Backend, Finding, attempt, exact
-from amp_checks.scaler.calls import outcome
+from amp_checks.families.scaler.calls import StoryCase
+from amp_checks.families.scaler.stories.calls import outcome
+from amp_checks.torch_api import private
 
 
 def _check(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
-    _torch_private.check_and_unscale(gradients, found_inf, inverse)
+    private.check_and_unscale(gradients, found_inf, inverse)
 
 
 def check_kernel_arguments(case: StoryCase, backend: Backend) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def check_update_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterato
         scale_, tracker_ = torch.tensor(scale, device=device), torch.tensor(tracker, dtype=torch.int32, device=device)
         returned = attempt(
             name,
-            _torch_private.update_scale,
+            private.update_scale,
             scale_,
             tracker_,
             torch.tensor(flag, device=device),

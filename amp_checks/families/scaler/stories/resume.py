@@ -1,6 +1,6 @@
 """Training that is interrupted: N steps at once, or k, a saved state, and N - k in other objects or another process.
 
-``python -m amp_checks.scaler.resume BACKEND CHECKPOINT RESULT`` is the other process.
+``python -m amp_checks.families.scaler.stories.resume BACKEND CHECKPOINT RESULT`` is the other process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from amp_checks import backends, numerics, state
+from amp_checks import backends
 from amp_checks.core import Backend, attempt
+from amp_checks.torch_api import numerics, state
 
 STEPS = 9
 STOP = 3
@@ -84,10 +85,10 @@ def in_new_process(backend: Backend, checkpoint: Path, result: Path) -> None:
     Raises:
         RuntimeError: the other process failed; the message ends with the last line that it wrote.
     """
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[4])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     ran = subprocess.run(  # noqa: S603 - our own module, our own interpreter
-        [sys.executable, "-m", "amp_checks.scaler.resume", backend.id, str(checkpoint), str(result)],
+        [sys.executable, "-m", "amp_checks.families.scaler.stories.resume", backend.id, str(checkpoint), str(result)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from amp_checks.cases.scaler_calls import StoryCase
 from amp_checks.core import Backend, Finding, attempt, exact
-from amp_checks.scaler import others
-from amp_checks.scaler.calls import leaf_of
-from amp_checks.scaler.resume import STEPS, STOP, Run, flat, in_new_process
-from amp_checks.scaler.training import difference
+from amp_checks.families.scaler import others
+from amp_checks.families.scaler.calls import StoryCase
+from amp_checks.families.scaler.optimizers.training import difference
+from amp_checks.families.scaler.stories.calls import leaf_of
+from amp_checks.families.scaler.stories.resume import STEPS, STOP, Run, flat, in_new_process
 
 
 def check_resume(case: StoryCase, backend: Backend) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Promises that need code of their own: one check for each row of `amp_checks.cases.scaler_calls.STORIES`."""
+"""Promises that need code of their own: one check for each row of `amp_checks.families.scaler.calls.STORIES`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from amp_checks import _torch_private, numerics
-from amp_checks.cases.scaler_calls import StoryCase
-from amp_checks.checks.scaler_fused import (
+from amp_checks.core import Backend, Check, Finding, Raised, attempt, errors, exact, recorded_warnings
+from amp_checks.families.scaler.calls import StoryCase
+from amp_checks.families.scaler.optimizers.training import difference
+from amp_checks.families.scaler.stories.calls import NO_ERROR, backward, error_text, leaf_of, outcome
+from amp_checks.families.scaler.stories.fused import (
     check_fused_after_unscale,
     check_fused_float16,
     check_preset_grad_scale,
     check_sparse_float16_is_coalesced,
 )
-from amp_checks.checks.scaler_kernels import (
+from amp_checks.families.scaler.stories.kernels import (
     check_kernel_arguments,
     check_kernel_arithmetic,
     check_update_kernel_arithmetic,
 )
-from amp_checks.checks.scaler_resume import check_growth_is_capped, check_resume
-from amp_checks.core import Backend, Check, Finding, Raised, attempt, exact, recorded_warnings
-from amp_checks.scaler.calls import NO_ERROR, backward, error_text, leaf_of, outcome
-from amp_checks.scaler.training import difference
+from amp_checks.families.scaler.stories.resume_checks import check_growth_is_capped, check_resume
+from amp_checks.torch_api import numerics, private
 
 
 def checks_for(case: StoryCase) -> Iterator[Check]:
@@ -165,14 +165,14 @@ def check_guards(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     loss = torch.ones((), device=backend.device_type)
     scaler = backend.scaler()
     scaler.scale(loss)
-    _torch_private.set_growth_tracker(scaler, None)
+    private.set_growth_tracker(scaler, None)
     fix = "This may indicate your script did not use scaler.scale(loss or outputs) earlier in the iteration."
     expected = f"AssertionError: Attempted update but _growth_tracker is None.  {fix}"
     seen = outcome("scaler.update", scaler.update)
     yield exact("update without a tracker", actual=seen, expected=expected, why=case.source)
     for outputs in (loss, [loss]):
         scaler = backend.scaler()
-        _torch_private.set_growth_tracker(scaler, loss)
+        private.set_growth_tracker(scaler, loss)
         seen = outcome("scaler.scale", scaler.scale, outputs)
         expected = "AssertionError: _growth_tracker initialized before _scale"
         told = f"scale of a {type(outputs).__name__} with a tracker and no scale"
@@ -185,10 +185,10 @@ def check_guards(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     expected = "AssertionError: expected param to be torch.Tensor, got str"
     yield exact("unscale_ with a parameter that is text", actual=seen, expected=expected, why=case.source)
     disabled = backend.scaler(enabled=False)
-    seen = outcome("the tracker", _torch_private.get_growth_tracker, disabled)
+    seen = outcome("the tracker", private.get_growth_tracker, disabled)
     yield exact("reading the tracker of a disabled scaler", actual=seen, expected=NO_ERROR, why=case.source)
     if seen == NO_ERROR:
-        tracker = _torch_private.get_growth_tracker(disabled)
+        tracker = private.get_growth_tracker(disabled)
         yield exact("tracker of a disabled scaler", actual=tracker, expected=0, why=case.source)
 
 
@@ -354,7 +354,7 @@ def check_scaler_argument_warns(case: StoryCase, backend: Backend) -> Iterator[F
         "`found_inf: Tensor` to the passed optimizer and let the optimizer use them directly."
     )
     yield exact("warning", actual=told, expected=expected, why=case.source)
-    blamed = all(entry.filename.endswith("core.py") for entry in caught)
+    blamed = all(entry.filename == errors.__file__ for entry in caught)
     yield exact("the warning blames the caller of step", actual=blamed, expected=True, why=case.source)
     handed = optimizer.scaler is scaler
     yield exact("the optimizer was handed the scaler", actual=handed, expected=True, why=case.source)
@@ -453,7 +453,7 @@ def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Ite
     leaf = leaf_of(backend)
     optimizer = torch.optim.SGD([leaf], lr=1.0)
     scaler.scale(torch.ones((), device=backend.device_type))
-    told = _flags(scaler, _torch_private.found_inf_per_device, optimizer)
+    told = _flags(scaler, private.found_inf_per_device, optimizer)
     yield exact("flags before a check", actual=told, expected="[]", why=case.source)
     seen = outcome("pickle.dumps", pickle.dumps, scaler)
     expected = (
@@ -463,11 +463,11 @@ def check_copy_after_reading_found_inf(case: StoryCase, backend: Backend) -> Ite
     yield exact("pickling after reading the flags", actual=seen, expected=expected, why=case.source)
     backward(scaler, leaf, float("inf"))
     attempt("scaler.unscale_", scaler.unscale_, optimizer)
-    told = _flags(scaler, _torch_private.found_inf_per_device, optimizer)
+    told = _flags(scaler, private.found_inf_per_device, optimizer)
     yield exact("flags after unscale_ found inf", actual=told, expected="[1.0]", why=case.source)
-    told = _flags(scaler, _torch_private.check_inf_per_device, optimizer)
+    told = _flags(scaler, private.check_inf_per_device, optimizer)
     yield exact("flags that a check gives back", actual=told, expected="[1.0]", why=case.source)
-    told = _flags(backend.scaler(), _torch_private.check_inf_per_device, optimizer)
+    told = _flags(backend.scaler(), private.check_inf_per_device, optimizer)
     expected = (
         "AssertionError: Attempted _check_inf_per_device but _scale is None.  This may indicate your script did not "
         "use scaler.scale(loss or outputs) earlier in the iteration."
@@ -523,7 +523,7 @@ def check_several_devices(case: StoryCase, backend: Backend) -> Iterator[Finding
     optimizer = torch.optim.SGD([leaf, far], lr=1.0)
     leaf.grad, far.grad = torch.full((1,), 8.0, device=backend.device_type), torch.ones(2, device="meta")
     attempt("scaler.unscale_", scaler.unscale_, optimizer)
-    flags = _torch_private.found_inf_per_device(scaler, optimizer)
+    flags = private.found_inf_per_device(scaler, optimizer)
     yield exact(
         "devices with a flag",
         actual=", ".join(f"{device.type}: {flag.device.type}" for device, flag in flags.items()),

@@ -1,0 +1,1 @@
+"""Dispatch modes that look for the origin of a value."""

@@ -1,0 +1,1 @@
+"""The runs of a user's program that the audit compares."""

@@ -1,0 +1,1 @@
+"""What is recorded while a user's program runs."""

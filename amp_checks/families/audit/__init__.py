@@ -1,0 +1,1 @@
+"""The audit of the reference training step finds nothing, and finds what is planted."""

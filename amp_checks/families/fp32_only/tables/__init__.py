@@ -1,0 +1,1 @@
+"""Rows: the ops of each topic."""

@@ -1,0 +1,1 @@
+"""Regions, decorators, caches, threads and custom functions, as small programs."""

@@ -1,0 +1,1 @@
+"""Input magnitudes at which ops are finite and accurate under AMP."""

@@ -1,0 +1,1 @@
+"""Every optimizer of `torch.optim` under a gradient scaler."""

@@ -1,0 +1,1 @@
+"""Promises of GradScaler that need code of their own."""

@@ -1,0 +1,1 @@
+"""How checks are found, run and judged. Knows no family: each registers itself (`amp_checks.families`)."""
