@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from stubs import StubCase, check_stub
+from stubs import StubCase, only_family
 
-from amp_checks.families import FAMILIES, Family
+from amp_checks.families import FAMILIES
 from amp_checks.torch_api import numerics
 
 pytest_plugins = ["pytester"]
@@ -41,8 +41,5 @@ def _drawn_from_its_own_seed(request: pytest.FixtureRequest) -> Iterator[None]:
 def stub_suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[StubCase]], None]:
     """Replace the families by one, ``stub``, with the given rows, for runs inside this process."""
 
-    def install(cases: Sequence[StubCase]) -> None:
-        stub = Family(name="stub", cases=cases, checks_for=lambda _: iter([check_stub]))
-        monkeypatch.setattr(FAMILIES, "_families", {"stub": stub})
-
-    return install
+    monkeypatch.setattr(FAMILIES, "_families", {})
+    return only_family

@@ -58,15 +58,14 @@ class SuiteItem(pytest.Item):
 
     def curves(self, results: Iterable[Result]) -> list[dict[str, Any]]:
         """Curves of what the check ran, where a report will draw them; none of a run that raised half way."""
-        source = FAMILIES[self.item.case.family].curves.get(self.item.check.__name__)
         option = self.config.option
-        if source is None or not (option.amp_json or option.amp_report_dir):
+        if not (option.amp_json or option.amp_report_dir):
             return []
         if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
             return []
-        return [
-            json_format.encode({"item": self.item.id, **curve}) for curve in source(self.item.case, self.item.backend)
-        ]
+        source = FAMILIES[self.item.case.family].curves.get(self.item.check.__name__)
+        drawn = [] if source is None else source(self.item.case, self.item.backend)
+        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
 
     def _leave(self, reason: str) -> None:
         """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""

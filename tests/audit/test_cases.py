@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from amp_checks import backends
-from amp_checks.audit import AuditCase, Severity, Training, add_arguments, audit, load, main
+from amp_checks.audit import AuditCase, Severity, Training, audit, load
 from amp_checks.audit.convergence import compare_seeds
+from amp_checks.cli.audit import add_arguments, main
 from amp_checks.core import UsageError
 from amp_checks.reference import recipes
 from amp_checks.reference.model import SimpleTextModel

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from amp_checks import backends, cli
-from amp_checks.audit import AuditCase, Training, add_arguments, audit, main
+from amp_checks.audit import AuditCase, Training, audit
 from amp_checks.audit.modules import ModuleFacts
 from amp_checks.audit.watching import magnitudes
+from amp_checks.cli.audit import add_arguments, main
 from amp_checks.core import SuiteError, UsageError
 from amp_checks.report import FORMATS, json_format
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, cli, families
+from amp_checks import backends, cli
 from amp_checks.core import Backend, Result, Status, SuiteError
+from amp_checks.families import FAMILIES, checks_for
 from amp_checks.families.ops import sweep
 from amp_checks.families.ops.cases import OVERLOADS, RegistrationCase
-from amp_checks.families.ops.mutants import faults, table
+from amp_checks.families.ops.mutants import faults
 from amp_checks.families.ops.rows import OpCase, x
 from amp_checks.records import cast_policy, fixtures
 from amp_checks.suite import planting
@@ -56,8 +58,7 @@ def test_an_unexplained_survivor_fails_the_self_test(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(table, "MUTANTS", mutants)
-    monkeypatch.setattr(table, "BULK", ())
+    monkeypatch.setitem(FAMILIES, "ops", dataclasses.replace(FAMILIES["ops"], mutants=mutants, bulk=()))
     file = tmp_path / "selftest.json"
     assert cli.entry([*SELFTEST, "--json", str(file)]) == status
     told = capfd.readouterr().out
@@ -72,8 +73,8 @@ def test_an_unexplained_survivor_fails_the_self_test(
 def test_a_self_test_that_plants_nothing_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(table, "MUTANTS", ())
-    monkeypatch.setattr(table, "BULK", ())
+    nowhere = (dataclasses.replace(CAUGHT, applies=lambda _: False),)
+    monkeypatch.setitem(FAMILIES, "ops", dataclasses.replace(FAMILIES["ops"], mutants=nowhere, bulk=()))
     assert cli.entry(SELFTEST) == 3
     assert "no fault was planted" in capfd.readouterr().err
 
@@ -118,7 +119,7 @@ def test_a_malformed_table_is_one_line_and_status_3(tables: Path, capfd: pytest.
 
 def measured(rows: list[Any]) -> list[Result]:
     backend = backends.backend("cpu-bfloat16")
-    return [measure(check, row, backend) for row in rows for check in families.checks_for(row)]
+    return [measure(check, row, backend) for row in rows for check in checks_for(row)]
 
 
 def test_a_recorded_rule_of_an_unknown_op_is_named_and_the_rest_runs(tables: Path) -> None:

@@ -67,13 +67,14 @@ STAND_IN = '''
 import os
 import pytest
 import sys
-import types
 
 sys.path.insert(0, {support!r})
 import torch
-from stubs import StubCase, check_stub
+from stubs import StubCase, only_family
 
-from amp_checks import backends, core, devices, environment, suite
+from amp_checks import backends, core
+from amp_checks.backends import environment
+from amp_checks.pytest_plugin import devices
 
 
 def check_device(case, backend):
@@ -98,16 +99,8 @@ def bound(part):
         file.write(f"{{part}}\\n")
 
 
-def checks_for(case):
-    yield check_device
-
-
 def install(cases):
-    for package, content in (("cases", {{"CASES": cases}}), ("checks", {{"checks_for": checks_for}})):
-        module = types.ModuleType(f"amp_checks.{{package}}.stub")
-        vars(module).update(content)
-        sys.modules[module.__name__] = module
-    suite.FAMILIES = {{"stub": "stub"}}
+    only_family(cases, check_device)
     backends.why_unavailable = {lacking!r}.get
     torch.cuda.set_per_process_memory_fraction = bound
     environment._devices = list

@@ -35,14 +35,14 @@ import pathlib
 import signal
 import sys
 import time
-import types
 
 import torch  # here, not in the first item: its import is slow beside the limits of these tests
 
 sys.path.insert(0, {support!r})
-from stubs import StubCase
+from stubs import StubCase, only_family
 
-from amp_checks import core, suite, time_limit
+from amp_checks import core
+from amp_checks.pytest_plugin import time_limit
 
 time_limit.GRACE = 2.0
 
@@ -63,16 +63,7 @@ def check_ending(case, backend):
     yield core.exact("one", actual=1, expected=1, why="stand-in")
 
 
-def checks_for(case):
-    yield check_ending
-
-
-CASES = [StubCase(id=f"{{n}}", does=does) for n, does in enumerate({does!r})]
-for package, content in (("cases", {{"CASES": CASES}}), ("checks", {{"checks_for": checks_for}})):
-    module = types.ModuleType(f"amp_checks.{{package}}.stub")
-    vars(module).update(content)
-    sys.modules[module.__name__] = module
-suite.FAMILIES = {{"stub": "stub"}}
+only_family([StubCase(id=f"{{n}}", does=does) for n, does in enumerate({does!r})], check_ending)
 '''
 
 

@@ -116,7 +116,7 @@ def test_an_exception_of_the_check_is_an_error_with_its_place() -> None:
     result = judged(body)
     assert result.status is Status.ERROR
     assert "the check itself raised KeyError" in result.message
-    assert "test_core.py" in result.message
+    assert "test_measure.py" in result.message
     assert "Traceback" in result.detail
 
 

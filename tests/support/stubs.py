@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from amp_checks.core import Backend, Finding, NotEmulated, attempt, exact
+from amp_checks.core import Backend, Check, Finding, NotEmulated, attempt, exact
+from amp_checks.families import FAMILIES, Family
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +39,10 @@ def check_stub(case: StubCase, backend: Backend) -> Iterator[Finding]:
             attempt("forward", lack)
         case "interrupt":
             raise KeyboardInterrupt
+
+
+def only_family(cases: Sequence[StubCase], check: Check = check_stub) -> None:
+    """Make ``stub``, with the given rows and one check, the only family of this process."""
+    for name in list(FAMILIES):
+        del FAMILIES[name]
+    FAMILIES["stub"] = Family(name="stub", cases=cases, checks_for=lambda _: iter([check]))
