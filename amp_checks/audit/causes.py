@@ -79,7 +79,7 @@ def _skipped_with_it(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) 
     del effect
     trace = evidence.amp
     skipped = [event for event in trace.of(Kind.SCALER_STEP) if event.data["skipped"]]
-    if cause.rule == "non-finite-gradient":
+    if cause.rule == "gradient-not-finite":
         steps = sum(1 for _ in trace.of(Kind.SCALER_STEP))
         return len(skipped) == steps and cause.step == skipped[0].step
     bad = {step for step, loss in trace.losses if not math.isfinite(loss)}
@@ -173,20 +173,20 @@ def _by_one_factor(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) ->
 
 
 _GRADIENTS = ("gradients-differ", "gradients-off-scale")
-_SKIPS = ("steps-skipped", "never-updated", "optimizers-out-of-step")
+_SKIPS = ("steps-skipped", "parameter-never-updated", "optimizers-out-of-step")
 _MEASURED = ("loss-differs", *_GRADIENTS)
-_LATER = ("non-finite-loss", "weights-not-finite", "overflow-unseen", "buffer-poisoned", *_SKIPS)
-_NOT_FINITE = ("data-not-finite", "non-finite-loss", "non-finite-gradient")
+_LATER = ("loss-not-finite", "weights-not-finite", "overflow-unseen", "buffer-not-finite", *_SKIPS)
+_NOT_FINITE = ("data-not-finite", "loss-not-finite", "gradient-not-finite")
 
 LINKS = (
     Link(
         causes=(
             "loss-not-scaled",
-            "scaled-twice",
-            "scaled-gradients-changed",
+            "loss-scaled-twice",
+            "scaled-gradients-modified",
             "scaler-bypassed",
-            "unscaled-mid-accumulation",
-            "updated-mid-accumulation",
+            "gradients-unscaled-mid-accumulation",
+            "scaler-updated-mid-accumulation",
         ),
         effects=(*_GRADIENTS, *_LATER),
         mend=Mend(gradients=True),
@@ -196,33 +196,41 @@ LINKS = (
         effects=(*_MEASURED, *_LATER),
         mend=Mend(inner=True),
     ),
-    Link(causes=("inner-gradient-scaled",), effects=("gradients-depend-on-scale",)),
-    Link(causes=("gradients-depend-on-scale",), effects=(*_GRADIENTS, "gradients-underflow"), shared=_with_that_scale),
+    Link(causes=("inner-gradient-scaled",), effects=("gradients-depend-on-loss-scale",)),
     Link(
-        causes=("gradients-depend-on-scale", "scaled-gradients-changed"),
+        causes=("gradients-depend-on-loss-scale",),
+        effects=(*_GRADIENTS, "gradients-underflow"),
+        shared=_with_that_scale,
+    ),
+    Link(
+        causes=("gradients-depend-on-loss-scale", "scaled-gradients-modified"),
         effects=("overflow-hidden",),
         shared=_same_line_as_fault,
     ),
-    Link(causes=("overflow-hidden",), effects=("scaled-gradients-changed",), shared=_same_line),
+    Link(causes=("overflow-hidden",), effects=("scaled-gradients-modified",), shared=_same_line),
     Link(
-        causes=("no-loss-scaling", "gradients-underflow"),
+        causes=("loss-scaling-missing", "gradients-underflow"),
         effects=("gradients-underflow", *_GRADIENTS),
         mend=Mend(boost=math.inf),
     ),
-    Link(causes=("unscaled-twice",), effects=("unscaled-mid-accumulation",), shared=_same_step),
+    Link(causes=("gradients-unscaled-twice",), effects=("gradients-unscaled-mid-accumulation",), shared=_same_step),
     Link(causes=("loss-not-scaled",), effects=("loss-not-scaled",), shared=_is_what_was_raised),
-    Link(causes=("16-bit-weights",), effects=("16-bit-weights",), shared=_is_what_was_raised),
-    Link(causes=("scaler-bypassed", "updated-mid-accumulation"), effects=("update-without-step",), shared=_same_step),
+    Link(causes=("weights-in-16-bits",), effects=("weights-in-16-bits",), shared=_is_what_was_raised),
+    Link(
+        causes=("scaler-bypassed", "scaler-updated-mid-accumulation"),
+        effects=("scaler-update-without-step",),
+        shared=_same_step,
+    ),
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
     # What overflows after `unscale_` has looked is not seen.
-    Link(causes=("unscaled-mid-accumulation",), effects=("overflow-applied",)),
+    Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied",)),
     Link(
-        causes=("constant-does-not-exist",),
-        effects=("non-finite-loss", "non-finite-gradient"),
+        causes=("constant-not-representable",),
+        effects=("loss-not-finite", "gradient-not-finite"),
         shared=_lost_guard,
     ),
-    Link(causes=("constant-does-not-exist",), effects=("overflow-unseen",), shared=_same_op),
-    Link(causes=("constant-does-not-exist",), effects=("loss-differs",), shared=_lost_where_it_grew),
+    Link(causes=("constant-not-representable",), effects=("overflow-unseen",), shared=_same_op),
+    Link(causes=("constant-not-representable",), effects=("loss-differs",), shared=_lost_where_it_grew),
     Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_same_op),
     Link(causes=("angle-in-16-bits",), effects=("gradients-off-scale",), shared=_as_backward_gave_them),
     Link(causes=("loss-differs",), effects=_GRADIENTS, shared=_of_the_loss),
@@ -231,9 +239,9 @@ LINKS = (
     Link(causes=("loss-differs",), effects=("overflow-unseen",), shared=_same_op),
     Link(causes=_NOT_FINITE, effects=_SKIPS, shared=_skipped_with_it),
     Link(causes=_NOT_FINITE, effects=("weights-not-finite",), shared=_unguarded),
-    Link(causes=_NOT_FINITE, effects=("buffer-poisoned",), shared=_same_op),
-    Link(causes=("16-bit-weights",), effects=("mixed-dtypes",), shared=_meets_a_parameter),
-    Link(causes=("recomputed-in-other-dtype",), effects=("function-not-decorated",), shared=_same_function),
+    Link(causes=_NOT_FINITE, effects=("buffer-not-finite",), shared=_same_op),
+    Link(causes=("weights-in-16-bits",), effects=("dtypes-mixed",), shared=_meets_a_parameter),
+    Link(causes=("recomputation-in-other-dtype",), effects=("function-not-decorated",), shared=_same_function),
 )
 
 
@@ -270,7 +278,7 @@ def explain(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -
 def _hidden(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -> Iterator[Diagnostic]:
     """What is measured only once a fault is undone: one too small and one too large may look right together."""
     rules = {one.rule for one in found}
-    if "gradients-depend-on-scale" in rules:
+    if "gradients-depend-on-loss-scale" in rules:
         yield from judge(_referred_to_scaled(evidence), rules=[RULES[rule] for rule in _GRADIENTS if rule not in rules])
     for link in LINKS:
         if link.mend is None or link.mend.boost != 1.0 or not rules & set(link.causes):
@@ -331,5 +339,5 @@ def _shown(found: list[Diagnostic], place: int, parents: dict[int, int], worst: 
     if place not in parents:
         return dataclasses.replace(found[place], severity=worst)
     cause = found[parents[place]].rule
-    rule = found[place].rule if found[place].rule != cause else "raises"
+    rule = found[place].rule if found[place].rule != cause else "program-raises"
     return dataclasses.replace(found[place], rule=rule, severity=Severity.NOTE, remedy="", follows_from=cause)

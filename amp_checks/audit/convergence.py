@@ -13,7 +13,7 @@ from amp_checks.audit.watching.watch import Watch
 from amp_checks.core import Backend
 from amp_checks.reference import parity
 
-RULE = "trains-differently"
+RULE = "training-differs"
 
 
 def compare_seeds(case: AuditCase, backend: Backend) -> list[Diagnostic]:

@@ -4,7 +4,7 @@ One entry a line, fields parted by ``|``; ``#`` starts a comment::
 
     rule | where to look for, or * | until YYYY-MM-DD | reason
 
-    scheduler-on-skipped-step | train.py | 2027-03-31 | the schedule is per epoch from March on
+    scheduler-stepped-on-skipped-step | train.py | 2027-03-31 | the schedule is per epoch from March on
 """
 
 from __future__ import annotations
@@ -19,6 +19,47 @@ from amp_checks.core import UsageError
 
 if TYPE_CHECKING:
     from amp_checks.audit.finding import Diagnostic
+
+
+RENAMED = {
+    "raises": "program-raises",
+    "16-bit-weights": "weights-in-16-bits",
+    "16-bit-buffer": "buffer-in-16-bits",
+    "16-bit-counter": "counter-in-16-bits",
+    "16-bits-too-coarse": "insufficient-precision",
+    "average-on-skipped-step": "average-updated-on-skipped-step",
+    "scheduler-on-skipped-step": "scheduler-stepped-on-skipped-step",
+    "buffer-poisoned": "buffer-not-finite",
+    "checkpoint-lost": "checkpoint-not-restored",
+    "constant-does-not-exist": "constant-not-representable",
+    "gradients-changed-late": "gradients-modified-after-step",
+    "gradients-depend-on-scale": "gradients-depend-on-loss-scale",
+    "hand-scale-not-undone": "manual-loss-scale-not-undone",
+    "scaled-by-hand": "manual-loss-scale-constant",
+    "initial-scale": "initial-loss-scale-unsuitable",
+    "kept-in-16-bits": "op-kept-in-16-bits",
+    "kept-in-float32": "op-kept-in-float32",
+    "never-updated": "parameter-never-updated",
+    "no-gradient": "parameter-without-gradient",
+    "no-loss-scaling": "loss-scaling-missing",
+    "scaled-twice": "loss-scaled-twice",
+    "non-finite-gradient": "gradient-not-finite",
+    "non-finite-loss": "loss-not-finite",
+    "outdated-weights": "cached-weights-outdated",
+    "raises-on-overflow": "program-raises-on-overflow",
+    "recomputed-in-other-dtype": "recomputation-in-other-dtype",
+    "scaled-gradients-changed": "scaled-gradients-modified",
+    "scaler-made-anew": "scaler-recreated",
+    "unscaled-mid-accumulation": "gradients-unscaled-mid-accumulation",
+    "unscaled-twice": "gradients-unscaled-twice",
+    "update-missing": "scaler-update-missing",
+    "update-without-step": "scaler-update-without-step",
+    "updated-mid-accumulation": "scaler-updated-mid-accumulation",
+    "banned-op": "op-banned",
+    "mixed-dtypes": "dtypes-mixed",
+    "trains-differently": "training-differs",
+}
+"""Ids of rules as they were before the first release, and as they are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +112,8 @@ def _entry(place: str, line: str, rules: frozenset[str]) -> Ignored:
     if len(fields) != 4 or not all(fields):
         raise UsageError(f"{place}: an entry is `rule | place or * | YYYY-MM-DD | reason`; got {line.strip()!r}")
     rule, where, until, reason = fields
+    if rule in RENAMED:
+        raise UsageError(f"{place}: the rule {rule!r} is called {RENAMED[rule]!r} now")
     if rule not in rules:
         raise UsageError(f"{place}: there is no rule {rule!r}; there are {', '.join(sorted(rules))}")
     try:

@@ -60,10 +60,9 @@ def _reports(args: argparse.Namespace) -> list[Report]:
     from amp_checks.audit import case as training
     from amp_checks.audit import ignore
     from amp_checks.audit.report import audit
-    from amp_checks.audit.rules import RULES
+    from amp_checks.audit.rules import IDS
 
-    ids = frozenset(RULES) | {"trains-differently"}
-    ignored = ignore.load(Path(args.ignore), rules=ids) if args.ignore else ()
+    ignored = ignore.load(Path(args.ignore), rules=IDS) if args.ignore else ()
     today = datetime.datetime.now(tz=datetime.UTC).date()
     for entry in ignore.expired(ignored, today):
         sys.stderr.write(f"amp-checks: the ignore of {entry.rule} ran out on {entry.until}: {entry.reason}\n")

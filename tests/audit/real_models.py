@@ -105,9 +105,9 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 PLANTS: dict[str, tuple[str, Callable[[nn.Module, torch.dtype], nn.Module]]] = {
-    "overflow": ("non-finite-loss", lambda inner, dtype: _Overflowing(inner)),
-    "eps": ("constant-does-not-exist", lambda inner, dtype: _TinyEps(inner)),
-    "buffer": ("16-bit-buffer", _HalfBuffer),
+    "overflow": ("loss-not-finite", lambda inner, dtype: _Overflowing(inner)),
+    "eps": ("constant-not-representable", lambda inner, dtype: _TinyEps(inner)),
+    "buffer": ("buffer-in-16-bits", _HalfBuffer),
 }
 LIGHT = (
     "squeezenet1_1 shufflenet_v2_x0_5 vit swin timm_vit mixer bert distilbert gpt2 llama mistral t5 whisper "

@@ -49,7 +49,7 @@ def _told(
         return Training(model=model, batches=[(positions,)] * 3, step=step)
 
     report = audit(AuditCase(id="angles", build=case), backends.backend(backend))
-    return [one for one in report.diagnostics if one.rule in ("angle-in-16-bits", "non-finite-loss")]
+    return [one for one in report.diagnostics if one.rule in ("angle-in-16-bits", "loss-not-finite")]
 
 
 @pytest.mark.parametrize("turn", [_cosine, _joined, _exponential])
@@ -79,7 +79,7 @@ def test_angles_that_float32_loses_too_are_no_fault_of_amp() -> None:
 
 def test_angles_that_overflow_are_told_as_that_alone() -> None:
     (found,) = _told(_cosine, positions=torch.arange(0, 102400, 100).float(), backend="cpu-float16")
-    assert found.rule == "non-finite-loss"
+    assert found.rule == "loss-not-finite"
 
 
 def test_two_casts_on_one_line_are_two_calls() -> None:

@@ -16,6 +16,8 @@ from torch import nn
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, Training, audit, load
 from amp_checks.audit.convergence import compare_seeds
+from amp_checks.audit.ignore import RENAMED
+from amp_checks.audit.rules import IDS
 from amp_checks.cli.audit import add_arguments, main
 from amp_checks.core import UsageError
 from amp_checks.reference import recipes
@@ -140,7 +142,7 @@ def test_seeds_compare_trainings() -> None:
         return Training(model=model, batches=[torch.randn(8, 4).to(device) for _ in range(3)], loss=_mse)
 
     good = audit(AuditCase(id="seeds", build=case, seeds=4), CPU)
-    assert "trains-differently" not in {one.rule for one in good.diagnostics}
+    assert "training-differs" not in {one.rule for one in good.diagnostics}
 
     def worse(device: str) -> Training:
         training = case(device)
@@ -151,7 +153,7 @@ def test_seeds_compare_trainings() -> None:
         return Training(model=training.model, batches=training.batches, loss=loss)
 
     bad = audit(AuditCase(id="seeds", build=worse, seeds=4), CPU)
-    assert "trains-differently" in {one.rule for one in bad.diagnostics}
+    assert "training-differs" in {one.rule for one in bad.diagnostics}
 
 
 def _trains_differently(*, seeds: int, raises: bool = False, alone: bool = False) -> list[str]:
@@ -167,7 +169,7 @@ def _trains_differently(*, seeds: int, raises: bool = False, alone: bool = False
 
     row = AuditCase(id="few", build=case, seeds=seeds)
     told = compare_seeds(row, CPU) if alone else audit(row, CPU).diagnostics
-    return [one.message for one in told if one.rule == "trains-differently"]
+    return [one.message for one in told if one.rule == "training-differs"]
 
 
 def test_seeds_that_tell_nothing() -> None:
@@ -265,12 +267,12 @@ def test_faults_set_the_exit_status_and_can_be_ignored_for_a_time(
     out = tmp_path / "out.json"
     assert _main(name, "--backend", "cpu-float16", "--json", str(out)) == 1
     text = capsys.readouterr().out
-    assert "ERROR scaled-gradients-changed" in text
+    assert "ERROR scaled-gradients-modified" in text
     assert "faulty_case.py:14" in text
     assert "remedy: call scaler.unscale_(optimizer)" in text
     document = json.loads(out.read_text(encoding="utf-8"))
     rules = {one["rule"] for one in document["audits"][0]["diagnostics"]}
-    assert "scaled-gradients-changed" in rules
+    assert "scaled-gradients-modified" in rules
 
     ignore = tmp_path / "ignore.txt"
     lines = [f"{rule} | * | 2999-12-31 | known, ticket 12" for rule in sorted(rules)]
@@ -287,6 +289,7 @@ def test_faults_set_the_exit_status_and_can_be_ignored_for_a_time(
     [
         ("scaler-bypassed | *", "an entry is `rule"),
         ("no-such-rule | * | 2999-01-01 | why", "there is no rule 'no-such-rule'"),
+        ("never-updated | * | 2999-01-01 | why", "the rule 'never-updated' is called 'parameter-never-updated' now"),
         ("scaler-bypassed | * | soon | why", "the third field is a date"),
     ],
 )
@@ -338,7 +341,7 @@ def test_what_a_closure_does_is_seen(kind: Any) -> None:
         )
 
     found = {one.rule for one in audit(_case(lambda: case(zeroed=True)), CPU).diagnostics}
-    assert {"no-loss-scaling", "gradients-differ"} <= found
+    assert {"loss-scaling-missing", "gradients-differ"} <= found
     assert "zero-grad-missing" not in found
     if kind is not torch.optim.LBFGS:  # which calls its closure again and again
         assert "zero-grad-missing" in {one.rule for one in audit(_case(lambda: case(zeroed=False)), CPU).diagnostics}
@@ -362,7 +365,7 @@ def test_weights_that_a_step_moves_inside_a_region_are_outdated_in_the_next_call
         return Training(model=model, batches=[torch.randn(2, 4) for _ in range(2)], step=step)
 
     found = audit(_case(case), backends.backend("cpu-bfloat16"))
-    assert "outdated-weights" in {one.rule for one in found.diagnostics}
+    assert "cached-weights-outdated" in {one.rule for one in found.diagnostics}
 
 
 @pytest.mark.parametrize("where", ["build", "step"])
@@ -436,7 +439,7 @@ def test_the_weight_of_a_loss_is_no_loss_scale(weight: float) -> None:
 
         return Training(model=model, batches=[torch.randn(2, 4)] * 2, step=step)
 
-    assert {one.rule for one in audit(_case(case), CPU).diagnostics} == {"no-loss-scaling"}
+    assert {one.rule for one in audit(_case(case), CPU).diagnostics} == {"loss-scaling-missing"}
 
 
 def test_a_mask_of_infinities_that_is_given_is_no_fault_of_the_data() -> None:
@@ -457,7 +460,7 @@ def test_a_mask_of_infinities_that_is_given_is_no_fault_of_the_data() -> None:
         return Training(model=model, batches=[torch.randn(2, 4)], step=step)
 
     errors = audit(_case(case), backends.backend("cpu-bfloat16")).failures()
-    assert [(one.rule, one.op) for one in errors] == [("non-finite-loss", "aten::_softmax")]
+    assert [(one.rule, one.op) for one in errors] == [("loss-not-finite", "aten::_softmax")]
 
 
 def _in_half(device: str, dtype: torch.dtype, *, region: bool) -> Training:
@@ -480,10 +483,10 @@ def _in_half(device: str, dtype: torch.dtype, *, region: bool) -> Training:
 def test_a_model_that_was_halved_by_hand_is_one_error(region: bool) -> None:
     """What is raised, be it by the scaler or where float32 inputs meet it, follows from that."""
     report = audit(_case(lambda device, dtype: _in_half(device, dtype, region=region)), CPU)
-    assert [one.rule for one in report.failures()] == ["16-bit-weights"]
+    assert [one.rule for one in report.failures()] == ["weights-in-16-bits"]
     assert "no .half()" in report.failures()[0].remedy
-    raised = "raises" if region else "mixed-dtypes"
-    assert (raised, "16-bit-weights") in {(one.rule, one.follows_from) for one in report.diagnostics}
+    raised = "program-raises" if region else "dtypes-mixed"
+    assert (raised, "weights-in-16-bits") in {(one.rule, one.follows_from) for one in report.diagnostics}
 
 
 def _by_grad(kind: str, *, fault: bool) -> Training:
@@ -562,5 +565,10 @@ def test_a_forward_that_custom_fwd_takes_out_of_autocast_is_recomputed_without_i
     healthy = audit(_case(lambda: _cast_by_decorator(fault=False)), CPU)
     assert [one for one in healthy.diagnostics if one.severity is not Severity.NOTE] == []
     (found,) = audit(_case(lambda: _cast_by_decorator(fault=True)), CPU).failures()
-    assert found.rule == "recomputed-in-other-dtype"
+    assert found.rule == "recomputation-in-other-dtype"
     assert "under float16 what its forward computed under no autocast" in found.message
+
+
+def test_the_new_ids_of_renamed_rules_exist_and_the_old_ones_do_not() -> None:
+    assert set(RENAMED.values()) <= IDS
+    assert not set(RENAMED) & IDS

@@ -18,15 +18,15 @@ from amp_checks.audit.report import as_json, text
 from amp_checks.report import audits
 
 FAULTS = {
-    "clips before unscale_": "scaled-gradients-changed",
+    "clips before unscale_": "scaled-gradients-modified",
     "steps behind the scaler's back": "scaler-bypassed",
     "scales one of two losses": "loss-not-scaled",
-    "scales a loss twice": "scaled-twice",
+    "scales a loss twice": "loss-scaled-twice",
     "never zeroes": "zero-grad-missing",
     "sums in 16 bits": "loss-differs",
-    "data beyond float16": "non-finite-loss",
+    "data beyond float16": "loss-not-finite",
     "backward off by 5 % in 16 bits": "gradients-off-scale",
-    "decays weights in a hook": "gradients-depend-on-scale",
+    "decays weights in a hook": "gradients-depend-on-loss-scale",
     "replaces what is not finite": "overflow-hidden",
 }
 """Faults of the program below, and the rule that names each."""
@@ -148,8 +148,8 @@ def test_gradients_that_only_point_elsewhere_are_not_off_scale() -> None:
 
 def test_what_follows_is_shown_below_its_cause_in_every_format() -> None:
     report = _audited("clips before unscale_")
-    rules = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-scale"]
-    cause = "scaled-gradients-changed"
+    rules = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-loss-scale-unsuitable"]
+    cause = "scaled-gradients-modified"
     assert rules == [(cause, None), ("gradients-differ", cause), ("gradients-off-scale", cause)]
     lines = text(report).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(f"  ERROR {cause}"))
@@ -180,7 +180,7 @@ def test_ignored_warning_does_not_take_an_error_with_it() -> None:
 
     row = AuditCase(id="small loss", build=case)
     report = audit(row, CPU)
-    assert (report.diagnostics[0].rule, report.diagnostics[0].severity) == ("no-loss-scaling", Severity.ERROR)
-    assert {one.follows_from for one in report.diagnostics[1:]} == {"no-loss-scaling"}
-    entry = Ignored(rule="no-loss-scaling", place="*", until=datetime.date(2999, 1, 1), reason="known")
+    assert (report.diagnostics[0].rule, report.diagnostics[0].severity) == ("loss-scaling-missing", Severity.ERROR)
+    assert {one.follows_from for one in report.diagnostics[1:]} == {"loss-scaling-missing"}
+    entry = Ignored(rule="loss-scaling-missing", place="*", until=datetime.date(2999, 1, 1), reason="known")
     assert [one.severity for one in audit(row, CPU, ignored=(entry,)).failures()] == [Severity.ERROR]

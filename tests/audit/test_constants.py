@@ -34,7 +34,7 @@ def _told(make: Make, scale: float = 2.0**8) -> list[str]:
         return Training(model=model, batches=[torch.randn(16, 8).to(device) for _ in range(4)], step=step)
 
     found = audit(AuditCase(id="constants", build=case), CPU).diagnostics
-    return [one.message for one in found if one.rule == "constant-does-not-exist"]
+    return [one.message for one in found if one.rule == "constant-not-representable"]
 
 
 def _contrast(out: torch.Tensor) -> torch.Tensor:

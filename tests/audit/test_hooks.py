@@ -33,20 +33,20 @@ ADDED = hook(lambda gradient, scale: gradient + 0.1)
 def test_scaled_terms_follow_any_loss_scale(scaler: dict[str, Any]) -> None:
     report = audited(loop(before=ADDED_AS_SCALED), **scaler)
     assert findings(report) == [], text(report)
-    assert findings(audited(loop(before=ADDED), **scaler)) == ["gradients-depend-on-scale"]
+    assert findings(audited(loop(before=ADDED), **scaler)) == ["gradients-depend-on-loss-scale"]
 
 
 def test_what_follows_is_told_though_the_scale_fell_before_the_first_step() -> None:
     clipped = hook(lambda gradient, scale: gradient * (0.01 / gradient.norm()).clamp(max=1.0))
     report = audited(loop(before=clipped), init_scale=2.0**19)
     assert "steps skipped at first: 0" not in text(report)
-    assert findings(report) == ["gradients-depend-on-scale"], text(report)
+    assert findings(report) == ["gradients-depend-on-loss-scale"], text(report)
     assert "gradients-off-scale" in {one.rule for one in report.diagnostics}
 
 
 def test_small_terms_of_a_large_gradient_are_found() -> None:
     tiny = hook(lambda gradient, scale: gradient * (1.0 + 0.01 / (scale() ** 0.1)), "0.weight")
-    (one,) = [one for one in audited(loop(before=tiny)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    (one,) = [one for one in audited(loop(before=tiny)).diagnostics if one.rule == "gradients-depend-on-loss-scale"]
     assert "gradient of 0.weight by 0.5 %" in one.message
     epsilon = hook(lambda gradient, scale: gradient / (gradient.norm() + 1e-7) * gradient.norm())
     assert findings(audited(loop(before=epsilon))) == []
@@ -78,7 +78,7 @@ def test_each_optimizer_is_compared_at_its_own_first_step() -> None:
 
     report = audited(program, init_scale=2.0**14)
     assert any("steps skipped at first: 1" in line or "2" in line for line in text(report).splitlines())
-    assert "gradients-depend-on-scale" not in findings(report), text(report)
+    assert "gradients-depend-on-loss-scale" not in findings(report), text(report)
 
 
 def test_a_second_loss_of_scaled_gradients_is_found() -> None:
@@ -106,7 +106,7 @@ def test_a_second_loss_of_scaled_gradients_is_found() -> None:
         return made
 
     assert findings(audited(program(divides=True))) == []
-    assert "gradients-depend-on-scale" in findings(audited(program(divides=False)))
+    assert "gradients-depend-on-loss-scale" in findings(audited(program(divides=False)))
 
 
 def _made(op: str, *values: float, where: str = "a.py:1") -> Made:
@@ -148,13 +148,13 @@ def test_ops_that_change_lists_in_place_are_to_blame_too() -> None:
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(add)
 
-    (one,) = [one for one in audited(loop(before=before)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    (one,) = [one for one in audited(loop(before=before)).diagnostics if one.rule == "gradients-depend-on-loss-scale"]
     assert one.op == "aten::_foreach_add_.Scalar"
 
 
 def test_the_scalers_methods_come_back() -> None:
     before = dict(vars(torch.amp.GradScaler))
-    assert findings(audited(loop(before=ADDED))) == ["gradients-depend-on-scale"]
+    assert findings(audited(loop(before=ADDED))) == ["gradients-depend-on-loss-scale"]
     assert dict(vars(torch.amp.GradScaler)) == before
 
 
@@ -169,7 +169,7 @@ def test_gradients_that_are_all_rounding_error_depend_on_nothing() -> None:
     def normalise(gradient: Tensor, scale: Callable[[], float]) -> Tensor:
         return nn.functional.normalize(gradient.flatten(), dim=0).view_as(gradient) * 1e-2 * scale()
 
-    assert "gradients-depend-on-scale" not in findings(audited(loop(before=hook(normalise)), _normalised))
+    assert "gradients-depend-on-loss-scale" not in findings(audited(loop(before=hook(normalise)), _normalised))
     clamped = hook(lambda gradient, scale: gradient.clamp(-1.0, 1.0), "3.weight")
     report = audited(loop(before=clamped), _normalised, init_scale=1000.0)
     assert "gradient of 3.weight" in next(one.message for one in report.diagnostics if "depend" in one.rule)
@@ -266,7 +266,7 @@ def test_a_backward_of_many_numbers_is_a_backward() -> None:
 
 def test_the_op_that_does_not_follow_the_scale_is_named() -> None:
     added = hook(lambda gradient, scale: (gradient + 0.1) * (scale() / scale()))
-    (one,) = [one for one in audited(loop(before=added)).diagnostics if one.rule == "gradients-depend-on-scale"]
+    (one,) = [one for one in audited(loop(before=added)).diagnostics if one.rule == "gradients-depend-on-loss-scale"]
     assert one.op == "aten::add.Tensor"
 
 
@@ -300,7 +300,7 @@ def test_each_scaler_is_updated_after_its_own_step() -> None:
         return made
 
     assert findings(audited(program(steps_with_both=True))) == []
-    assert "update-without-step" in findings(audited(program(steps_with_both=False)))
+    assert "scaler-update-without-step" in findings(audited(program(steps_with_both=False)))
 
 
 def test_fused_optimizers_unscale_in_their_kernels() -> None:
@@ -311,7 +311,7 @@ def test_fused_optimizers_unscale_in_their_kernels() -> None:
         fused = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
         return loop(before=ADDED)(model, fused, scaler)
 
-    assert findings(audited(program)) == ["gradients-depend-on-scale"]
+    assert findings(audited(program)) == ["gradients-depend-on-loss-scale"]
 
 
 def test_a_wrong_loss_and_a_wrong_factor_are_two_errors() -> None:

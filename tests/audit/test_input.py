@@ -64,8 +64,8 @@ def test_what_is_neither_gets_one_clear_message(given: dict[str, Any], text: str
     ],
 )
 def test_numbers_of_an_ignored_place_are_whole(place: str, where: str, matches: bool) -> None:
-    entry = Ignored(rule="scaled-twice", place=place, until=datetime.date(2999, 1, 1), reason="known")
-    one = Diagnostic(rule="scaled-twice", severity=Severity.ERROR, message="", remedy="", where=where)
+    entry = Ignored(rule="loss-scaled-twice", place=place, until=datetime.date(2999, 1, 1), reason="known")
+    one = Diagnostic(rule="loss-scaled-twice", severity=Severity.ERROR, message="", remedy="", where=where)
     assert entry.matches(one, datetime.date(2026, 1, 1)) is matches
 
 

@@ -387,7 +387,7 @@ def test_sparse_gradients_overflow_as_others_do() -> None:
     report = audited(loop(), model_of=_Words)
     assert findings(report) == [], text(report)
     cleaned = audited(loop(before=hook(lambda gradient, scale: gradient * 0.0 if scale() else gradient)), _Words)
-    assert "raises-on-overflow" not in findings(cleaned)
+    assert "program-raises-on-overflow" not in findings(cleaned)
 
 
 def test_numbers_of_8_bits_are_met_and_left_alone() -> None:
@@ -443,8 +443,8 @@ def test_a_program_that_exits_on_an_overflow_is_told_so() -> None:
         return gradient * (scale() / scale())
 
     report = audited(loop(before=hook(leaves)))
-    assert findings(report) == ["raises-on-overflow"], text(report)
-    assert "SystemExit" in next(one.message for one in report.diagnostics if one.rule == "raises-on-overflow")
+    assert findings(report) == ["program-raises-on-overflow"], text(report)
+    assert "SystemExit" in next(one.message for one in report.diagnostics if one.rule == "program-raises-on-overflow")
 
 
 def test_one_hidden_overflow_is_told_once() -> None:
@@ -536,5 +536,5 @@ def test_a_change_that_hides_an_overflow_is_told_with_it() -> None:
                 parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     report = audited(loop(between=between))
-    told = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-scale"]
-    assert told == [("overflow-hidden", None), ("scaled-gradients-changed", "overflow-hidden")]
+    told = [(one.rule, one.follows_from) for one in report.diagnostics if one.rule != "initial-loss-scale-unsuitable"]
+    assert told == [("overflow-hidden", None), ("scaled-gradients-modified", "overflow-hidden")]

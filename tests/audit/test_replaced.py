@@ -49,10 +49,10 @@ def test_gradients_in_new_tensors_are_followed(in_place: bool) -> None:
     """A mean over processes commutes with the loss scale; dividing by the scale, as the step does again, does not."""
     report = audited(loop(between=_divided(2.0, in_place=in_place)))
     assert findings(report) == [], text(report)
-    (note,) = [one for one in report.diagnostics if one.rule == "scaled-gradients-changed"]
+    (note,) = [one for one in report.diagnostics if one.rule == "scaled-gradients-modified"]
     assert note.op == "aten::div.Tensor"
     report = audited(loop(between=_divided(2.0, scale=True, in_place=in_place)))
-    assert findings(report) == ["scaled-gradients-changed"], text(report)
+    assert findings(report) == ["scaled-gradients-modified"], text(report)
 
 
 @pytest.mark.parametrize("when", ["before unscale_", "between backwards"])
@@ -81,7 +81,7 @@ def test_replaced_gradients_are_found_wherever_they_are_used_next(when: str) -> 
 
         return step
 
-    assert findings(audited(program)) == ["scaled-gradients-changed"]
+    assert findings(audited(program)) == ["scaled-gradients-modified"]
 
 
 def test_gradients_that_are_only_copied_are_not_changed() -> None:
@@ -91,7 +91,9 @@ def test_gradients_that_are_only_copied_are_not_changed() -> None:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
-    assert [one.rule for one in audited(loop(between=between)).diagnostics if one.rule != "initial-scale"] == []
+    assert [
+        one.rule for one in audited(loop(between=between)).diagnostics if one.rule != "initial-loss-scale-unsuitable"
+    ] == []
 
 
 def test_what_is_made_of_scaled_gradients_and_not_used_is_a_read() -> None:
@@ -161,7 +163,7 @@ def test_gradients_that_are_replaced_in_one_iteration_and_used_in_the_next_are_f
 
         return step
 
-    assert findings(audited(program)) == ["scaled-gradients-changed"]
+    assert findings(audited(program)) == ["scaled-gradients-modified"]
 
 
 def test_a_norm_that_gradients_are_divided_by_is_read_and_changes_nothing() -> None:
@@ -176,7 +178,7 @@ def test_a_norm_that_gradients_are_divided_by_is_read_and_changes_nothing() -> N
     ops = {(one.rule, one.op) for one in report.diagnostics if one.rule.startswith("scaled-gradients")}
     assert ops == {
         ("scaled-gradients-read", "aten::linalg_vector_norm"),
-        ("scaled-gradients-changed", "aten::div.Tensor"),
+        ("scaled-gradients-modified", "aten::div.Tensor"),
     }
 
 
@@ -188,5 +190,5 @@ def test_every_op_on_the_way_of_a_replaced_gradient_is_told() -> None:
                 made = parameter.grad.clamp(-0.05, 0.05)
                 parameter.grad = made + 0.0
 
-    ops = [one.op for one in audited(loop(between=between)).diagnostics if one.rule == "scaled-gradients-changed"]
+    ops = [one.op for one in audited(loop(between=between)).diagnostics if one.rule == "scaled-gradients-modified"]
     assert ops == ["aten::clamp", "aten::add.Tensor"]

@@ -24,7 +24,10 @@ from amp_checks.audit.runs.plan import Evidence
 
 MODULES = (errors, protocol, regions, finite, precision, dtypes, state)
 
-__all__ = ["MODULES", "RULES", "Rule", "judge"]
+__all__ = ["IDS", "MODULES", "RULES", "Rule", "judge"]
+
+IDS = frozenset(RULES) | {row.rule for row in errors.KNOWN} | {"training-differs"}
+"""Every id that a finding may have: of rules, of known exceptions of torch, of the comparison over seeds."""
 
 
 def judge(evidence: Evidence, *, rules: Iterable[Rule] | None = None) -> list[Diagnostic]:

@@ -45,7 +45,7 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
             yield _at(op, f"{op.elements} elements are cast from {names} with nothing in between")
 
 
-@rule("kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
+@rule("op-kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
 def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """Autocast would run the op in float32; outside of a region, or in a disabled one, it takes what it is given."""
     device = evidence.backend.device_type
@@ -62,7 +62,7 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
             )
 
 
-@rule("kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
+@rule("op-kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
 def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
     """Autocast casts neither in-place and out= forms nor float64: such a product runs wide within a region."""
     for op in evidence.amp.ops:

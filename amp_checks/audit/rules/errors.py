@@ -24,13 +24,13 @@ class Known:
 
 KNOWN = (
     Known(
-        rule="unscaled-twice",
+        rule="gradients-unscaled-twice",
         pattern=r"unscale_\(\) (has already been called|is being called after step)",
         meaning="gradients are unscaled a second time before scaler.update()",
         remedy="call scaler.unscale_(optimizer) once per step, after the last micro-batch",
     ),
     Known(
-        rule="update-missing",
+        rule="scaler-update-missing",
         pattern=r"step\(\) has already been called since the last update",
         meaning="scaler.step is called again without scaler.update()",
         remedy="call scaler.update() at the end of each iteration",
@@ -42,7 +42,7 @@ KNOWN = (
         remedy="call scaler.step only for optimizers whose parameters took part in this backward",
     ),
     Known(
-        rule="update-without-step",
+        rule="scaler-update-without-step",
         pattern="No inf checks were recorded prior to update",
         meaning="scaler.update() without a scaler.step() or unscale_() before it",
         remedy="call scaler.update() only in iterations that call scaler.step(optimizer)",
@@ -54,7 +54,7 @@ KNOWN = (
         remedy="call scaler.scale(loss).backward()",
     ),
     Known(
-        rule="16-bit-weights",
+        rule="weights-in-16-bits",
         pattern="Attempting to unscale FP16 gradients",
         meaning="parameters, and so their gradients, are float16",
         remedy="keep parameters in float32 (no model.half()), and let autocast cast them",
@@ -66,19 +66,19 @@ KNOWN = (
         remedy="use an optimizer without closure, or train it without scaler, in bfloat16",
     ),
     Known(
-        rule="constant-does-not-exist",
+        rule="constant-not-representable",
         pattern="cannot be converted to type .*Half without overflow",
         meaning="a constant lies outside float16's range",
         remedy="mask with torch.finfo(x.dtype).min",
     ),
     Known(
-        rule="banned-op",
+        rule="op-banned",
         pattern="are unsafe to autocast",
         meaning="this loss on probabilities is banned inside autocast",
         remedy="use binary_cross_entropy_with_logits, on logits",
     ),
     Known(
-        rule="mixed-dtypes",
+        rule="dtypes-mixed",
         pattern=r"expected scalar type|must have the same (dtype|scalar type)|should be the same|dtypes? (to )?match"
         r"|expected m1 and m2 to have the same dtype|Expected self\.dtype to be equal|same dtype|mat1 and mat2",
         meaning="16-bit and float32 tensors meet in an op that takes one dtype",
@@ -88,7 +88,7 @@ KNOWN = (
 """Messages of torch, most telling first: the one place to add another."""
 
 
-@rule("raises", Severity.ERROR, remedy="the program runs in float32: look for what AMP changes at this line")
+@rule("program-raises", Severity.ERROR, remedy="the program runs in float32: look for what AMP changes at this line")
 def raises(evidence: Evidence) -> Iterator[Found]:
     """The program raises under AMP."""
     failure = evidence.amp.failure

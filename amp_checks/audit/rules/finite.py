@@ -81,7 +81,7 @@ def data_not_finite(evidence: Evidence) -> Iterator[Found]:
         )
 
 
-@rule("non-finite-loss", ERROR, remedy="see the op")
+@rule("loss-not-finite", ERROR, remedy="see the op")
 def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
     """A loss that is not finite trains nothing. It is placed on the op that left its dtype's range first."""
     step = next((step for step, loss in evidence.amp.losses if not math.isfinite(loss)), None)
@@ -102,7 +102,7 @@ def _same_in_float32(evidence: Evidence, step: int) -> bool:
     return any(at == step and not math.isfinite(loss) for at, loss in evidence.fp32.losses)
 
 
-@rule("non-finite-gradient", ERROR, remedy="see the op")
+@rule("gradient-not-finite", ERROR, remedy="see the op")
 def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
     """The loss is finite, a gradient is not. Too high a loss scale may do that for a few steps, and heals."""
     found = evidence.origins
@@ -125,7 +125,7 @@ def _divides(origin: Origin) -> bool:
 
 
 @rule(
-    "buffer-poisoned",
+    "buffer-not-finite",
     ERROR,
     remedy="find the overflow; the scaler guards parameters only, so a buffer stays poisoned for ever",
 )
@@ -178,7 +178,7 @@ def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
             return
 
 
-@rule("constant-does-not-exist", WARNING, remedy="see the constant")
+@rule("constant-not-representable", WARNING, remedy="see the constant")
 def constant_does_not_exist(evidence: Evidence) -> Iterator[Found]:
     """An eps that is 0, a bound of 1 - 1e-6 that is 1, a mask of -1e9 that is -inf: in 16 bits no guard."""
     for event in evidence.amp.of(Kind.LOST_CONSTANT):

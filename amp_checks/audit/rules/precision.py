@@ -83,7 +83,7 @@ def angle_in_16_bits(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "16-bits-too-coarse",
+    "insufficient-precision",
     WARNING,
     remedy="compare what lies around zero (normalise targets, take offsets out of layers), or run that layer in "
     "float32 (torch.autocast(device_type, enabled=False))",
@@ -208,7 +208,11 @@ ROOMY = 10.0
 """Bits between the largest float16 value of backward and 65504 from which an initial scale is small."""
 
 
-@rule("initial-scale", NOTE, remedy="torch.amp.GradScaler(init_scale=...) starts where the scale would settle")
+@rule(
+    "initial-loss-scale-unsuitable",
+    NOTE,
+    remedy="torch.amp.GradScaler(init_scale=...) starts where the scale would settle",
+)
 def initial_scale(evidence: Evidence) -> Iterator[Found]:
     """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp

@@ -31,7 +31,7 @@ def loss_not_scaled(evidence: Evidence) -> Iterator[Found]:
             )
 
 
-@rule("no-loss-scaling", WARNING, remedy="train float16 with torch.amp.GradScaler, or in bfloat16 without")
+@rule("loss-scaling-missing", WARNING, remedy="train float16 with torch.amp.GradScaler, or in bfloat16 without")
 def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
     """float16 gradients below 6e-8 are zero; a loss scale is what keeps them."""
     trace = evidence.amp
@@ -46,7 +46,7 @@ def no_loss_scaling(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "hand-scale-not-undone",
+    "manual-loss-scale-not-undone",
     ERROR,
     remedy="divide the gradients by that same constant between backward and the step; torch.amp.GradScaler does it",
 )
@@ -57,7 +57,7 @@ def hand_scale_not_undone(evidence: Evidence) -> Iterator[Found]:
             yield at(event, f"the loss is multiplied by {event.data['factor']:g}, and this step's gradients still are")
 
 
-@rule("scaled-by-hand", NOTE, remedy="torch.amp.GradScaler skips such a step, and lowers the scale")
+@rule("manual-loss-scale-constant", NOTE, remedy="torch.amp.GradScaler skips such a step, and lowers the scale")
 def scaled_by_hand(evidence: Evidence) -> Iterator[Found]:
     """A constant loss scale is right as long as no gradient overflows."""
     for event in evidence.amp.of(Kind.SCALED_BY_HAND):
@@ -69,7 +69,7 @@ def scaled_by_hand(evidence: Evidence) -> Iterator[Found]:
             )
 
 
-@rule("scaled-twice", ERROR, remedy="scale each loss once")
+@rule("loss-scaled-twice", ERROR, remedy="scale each loss once")
 def scaled_twice(evidence: Evidence) -> Iterator[Found]:
     """Gradients are divided by the scale once."""
     for event in evidence.amp.of(Kind.SCALE):
@@ -78,7 +78,7 @@ def scaled_twice(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "scaled-gradients-changed", ERROR, remedy="call scaler.unscale_(optimizer) before gradients are clipped or changed"
+    "scaled-gradients-modified", ERROR, remedy="call scaler.unscale_(optimizer) before gradients are clipped or changed"
 )
 def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
     """A norm or a bound for gradients means unscaled ones: scaled ones are some 65536 times as large.
@@ -104,7 +104,7 @@ def scaled_gradients_changed(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "gradients-depend-on-scale",
+    "gradients-depend-on-loss-scale",
     ERROR,
     remedy="divide gradients of a scaled loss by scaler.get_scale() before they are used, or multiply what they meet "
     "by it; better, change them after scaler.unscale_(optimizer)",
@@ -125,7 +125,7 @@ def gradients_depend_on_scale(evidence: Evidence) -> Iterator[Found]:
     )
 
 
-@rule("gradients-changed-late", WARNING, remedy="change gradients before scaler.step(optimizer)")
+@rule("gradients-modified-after-step", WARNING, remedy="change gradients before scaler.step(optimizer)")
 def gradients_changed_late(evidence: Evidence) -> Iterator[Found]:
     """After the step nothing reads them any more."""
     for event in evidence.amp.of(Kind.GRADIENT_WRITTEN):
@@ -148,7 +148,11 @@ def scaled_gradients_read(evidence: Evidence) -> Iterator[Found]:
             yield at(event, f"{event.data['op']} reads gradients that are still scaled", op=event.data["op"])
 
 
-@rule("unscaled-mid-accumulation", ERROR, remedy="call scaler.unscale_(optimizer) once, after the last micro-batch")
+@rule(
+    "gradients-unscaled-mid-accumulation",
+    ERROR,
+    remedy="call scaler.unscale_(optimizer) once, after the last micro-batch",
+)
 def unscaled_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
     """Scaled gradients are added to unscaled ones, which then count for nothing."""
     for event in evidence.amp.of(Kind.BACKWARD):
@@ -156,7 +160,7 @@ def unscaled_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
             yield at(event, f"scaled gradients are added to the unscaled gradient of {event.data['onto_unscaled']}")
 
 
-@rule("updated-mid-accumulation", ERROR, remedy="call scaler.update() once per step of the optimizer, after it")
+@rule("scaler-updated-mid-accumulation", ERROR, remedy="call scaler.update() once per step of the optimizer, after it")
 def updated_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
     """An update may change the scale: micro-batches of two scales then share one gradient."""
     for event in evidence.amp.of(Kind.BACKWARD):
@@ -178,7 +182,7 @@ def scaler_bypassed(evidence: Evidence) -> Iterator[Found]:
             yield at(event, "optimizer.step() after scaler.unscale_: a step with infinite gradients is not skipped")
 
 
-@rule("update-missing", ERROR, remedy="call scaler.update() at the end of each iteration")
+@rule("scaler-update-missing", ERROR, remedy="call scaler.update() at the end of each iteration")
 def update_missing(evidence: Evidence) -> Iterator[Found]:
     """Without it the scale never adapts, and the next unscale_ or step raises."""
     trace = evidence.amp
@@ -187,7 +191,11 @@ def update_missing(evidence: Evidence) -> Iterator[Found]:
         yield at(steps[-1], "scaler.step is never followed by scaler.update")
 
 
-@rule("update-without-step", WARNING, remedy="call scaler.update() only in iterations that call scaler.step(optimizer)")
+@rule(
+    "scaler-update-without-step",
+    WARNING,
+    remedy="call scaler.update() only in iterations that call scaler.step(optimizer)",
+)
 def update_without_step(evidence: Evidence) -> Iterator[Found]:
     """It counts towards growth of the scale although no step tried the scale."""
     for event in evidence.amp.of(Kind.UPDATE):
@@ -216,7 +224,7 @@ def inner_gradient_scaled(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "scheduler-on-skipped-step",
+    "scheduler-stepped-on-skipped-step",
     WARNING,
     remedy="step the scheduler only where scaler.update() did not lower scaler.get_scale()",
 )
@@ -228,7 +236,7 @@ def scheduler_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
                 yield at(event, "the scheduler advances although its optimizer's step was skipped")
 
 
-@rule("average-on-skipped-step", WARNING, remedy="average weights only after a step that was not skipped")
+@rule("average-updated-on-skipped-step", WARNING, remedy="average weights only after a step that was not skipped")
 def average_on_skipped_step(evidence: Evidence) -> Iterator[Found]:
     """A skipped step leaves the weights as they were: averaging them again gives them a weight that they have not."""
     for trace in _with_rehearsal(evidence):
@@ -296,7 +304,7 @@ def _unanswered(trace: Trace) -> Iterator[Found]:
 
 
 @rule(
-    "raises-on-overflow",
+    "program-raises-on-overflow",
     ERROR,
     remedy="let scaler.step skip the step: infinite gradients are no error while the scale settles",
 )
@@ -336,7 +344,7 @@ def scaler_disabled_itself(evidence: Evidence) -> Iterator[Found]:
             )
 
 
-@rule("scaler-made-anew", WARNING, remedy="make one scaler, before the loop")
+@rule("scaler-recreated", WARNING, remedy="make one scaler, before the loop")
 def scaler_made_anew(evidence: Evidence) -> Iterator[Found]:
     """Its scale starts over, and never settles."""
     made = [event for event in evidence.amp.of(Kind.SCALER) if event.step >= 1 and event.data["enabled"]]
@@ -372,7 +380,7 @@ def optimizers_out_of_step(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "never-updated",
+    "parameter-never-updated",
     ERROR,
     remedy="lower this term's gradients, or compute it in float32, so that its steps are not skipped",
 )

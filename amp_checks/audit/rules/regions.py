@@ -49,7 +49,7 @@ def autocast_without_effect(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "outdated-weights",
+    "cached-weights-outdated",
     ERROR,
     remedy="leave every autocast region before weights change, or give it cache_enabled=False",
 )
@@ -75,7 +75,7 @@ def autocast_left_on(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
-    "recomputed-in-other-dtype",
+    "recomputation-in-other-dtype",
     ERROR,
     remedy="enter the region of backward with the dtype, enabled and cache_enabled of forward",
 )

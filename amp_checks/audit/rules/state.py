@@ -18,7 +18,7 @@ STALLED = 0.5
 """Share of a 16-bit weight's elements that a step must at least change, of those with a gradient."""
 
 
-@rule("16-bit-weights", WARNING, remedy="keep parameters in float32 (no .half()), and let autocast cast them")
+@rule("weights-in-16-bits", WARNING, remedy="keep parameters in float32 (no .half()), and let autocast cast them")
 def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
     """An update below half a unit in the weight's last place is no update; GradScaler refuses float16 gradients."""
     trained = {name: facts for name, facts in evidence.amp.parameters.items() if facts.trained and facts.dtype in LOW}
@@ -36,7 +36,7 @@ def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
     yield Found(message=message, module=name, severity=ERROR if severe else None)
 
 
-@rule("16-bit-buffer", WARNING, remedy="register the buffer in float32")
+@rule("buffer-in-16-bits", WARNING, remedy="register the buffer in float32")
 def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
     """Autocast casts no buffer up: what is accumulated or looked up there stays in 16 bits."""
     if not any(facts.dtype is torch.float32 for facts in evidence.amp.parameters.values()):
@@ -49,7 +49,7 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
             )
 
 
-@rule("16-bit-counter", WARNING, remedy="count in integers, accumulate in float32 or float64")
+@rule("counter-in-16-bits", WARNING, remedy="count in integers, accumulate in float32 or float64")
 def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
     """A float16 count stops at 2048, a bfloat16 one at 256; moving averages stall."""
     for event in evidence.amp.of(Kind.CARRIED_STATE):
@@ -63,7 +63,11 @@ def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
         )
 
 
-@rule("no-gradient", ERROR, remedy="see that no cast copy or no_grad block cuts the parameter off from the loss")
+@rule(
+    "parameter-without-gradient",
+    ERROR,
+    remedy="see that no cast copy or no_grad block cuts the parameter off from the loss",
+)
 def no_gradient(evidence: Evidence) -> Iterator[Found]:
     """Forward reads the parameter, its optimizer steps, float64 has a gradient for it: under AMP it gets none."""
     trace = evidence.amp
@@ -99,7 +103,11 @@ def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
                 yield Found(message=f"the loss scale is {saved:g} when saved and {loaded:g} when resumed", op="load")
 
 
-@rule("checkpoint-lost", ERROR, remedy="after loading, refresh every float32 copy of the weights from what was loaded")
+@rule(
+    "checkpoint-not-restored",
+    ERROR,
+    remedy="after loading, refresh every float32 copy of the weights from what was loaded",
+)
 def checkpoint_lost(evidence: Evidence) -> Iterator[Found]:
     """A checkpoint must survive being loaded, and the next step: float32 copies that were not refreshed undo it."""
     resumed = evidence.resumed
