@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, Backend, UsageError
+from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, Backend, unknown
 
 REAL = ("cuda", "cpu")
 
@@ -55,11 +55,9 @@ def backend(backend_id: str) -> Backend:
     Raises:
         UsageError: no such backend; names those that exist.
     """
-    try:
-        return _TABLE[backend_id]
-    except KeyError:
-        message = f"unknown backend {backend_id!r}; there are {', '.join(IDS)}"
-        raise UsageError(message) from None
+    if backend_id not in _TABLE:
+        raise unknown("backend", backend_id, IDS)
+    return _TABLE[backend_id]
 
 
 @functools.cache

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_checks import backends
+from amp_checks.cli import output, unsupported
 from amp_checks.core import Backend, CastPolicy, UsageError, exact
 from amp_checks.families.ops.cases import OVERLOADS
 from amp_checks.families.ops.observed import observe
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy, known_defects
-from amp_checks.report import json_format
 
 SCHEMA = "amp_checks/policy"
 
@@ -87,26 +85,33 @@ def default_backends() -> tuple[Backend, ...]:
     return tuple(chosen)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `main` reads."""
+    output.add_backend(parser)
+    parser.add_argument("--unsupported", action="store_true", help="the ops that do not run in 16 bits, and the remedy")
+    parser.add_argument(
+        "--fresh", action="store_true", help="with --unsupported: run torch's op database, recorded or not"
+    )
+    output.add_json(parser, "the table")
+
+
 def main(args: argparse.Namespace) -> int:
     """Print the three views and their coverage; 1 where they disagree, else 0.
 
     Args:
-        args: ``backend``: ids, one per device type where empty; ``json``: a file or ``-``, or None.
+        args: ``backend``: ids, one per device type where empty; ``json``: a file or ``-``, or None;
+            ``unsupported``: print instead what `amp_checks.cli.unsupported` knows, ``fresh`` or not.
 
     Raises:
         UsageError: a backend is unknown or cannot run here.
     """
-    chosen = backends.resolve(args.backend) if args.backend else default_backends()
-    for backend in chosen:
-        if backend.id in backends.IDS and (reason := backends.why_unavailable(backend.id)) is not None:
-            raise UsageError(f"{backend.id} cannot run: {reason}")
+    if args.unsupported:
+        return unsupported.main(args)
+    if args.fresh:
+        raise UsageError("--fresh goes with --unsupported: cast policies are looked at each time")
+    chosen = output.chosen_backends(args) if args.backend else default_backends()
     found = {backend: rules(backend) for backend in chosen}
-    if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(found)))
-    else:
-        sys.stdout.write("\n".join(describe(found)) + "\n")
-        if args.json:
-            json_format.write(Path(args.json), document(found))
+    output.emit(args, document(found), "\n".join(describe(found)))
     return int(not all(rule.agrees or known_defect(backend, rule) for backend, own in found.items() for rule in own))
 
 

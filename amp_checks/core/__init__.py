@@ -10,6 +10,7 @@ from amp_checks.core.errors import (
     first_line,
     out_of_memory,
     recorded_warnings,
+    unknown,
 )
 from amp_checks.core.model import (
     DEVICE_TYPES,
@@ -54,4 +55,5 @@ __all__ = [
     "item_id",
     "out_of_memory",
     "recorded_warnings",
+    "unknown",
 ]

@@ -248,7 +248,7 @@ def test_a_fresh_look_without_the_database_is_refused(capsys: pytest.CaptureFixt
     [
         ("gpu-float16", "unknown backend 'gpu-float16'; there are cuda-float16"),
         ("emulated-xpu-float16", "no record of what 'xpu' runs in 16 bits; there are records of cpu, cuda"),
-        ("cuda-float16", "cuda-float16 cannot run: "),
+        ("cuda-float16", "backend cuda-float16 is not available: "),
     ],
 )
 def test_what_cannot_be_looked_up_is_one_message(backend: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
