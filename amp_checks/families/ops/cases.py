@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops import database
 from amp_checks.families.ops.database import DatabaseCase
-from amp_checks.families.ops.regions import cases
-from amp_checks.families.ops.regions.cases import RegionCase
+from amp_checks.families.ops.regions import cases as regions
+from amp_checks.families.ops.regions.program import RegionCase
 from amp_checks.families.ops.rows import EntryCase, OpCase
 from amp_checks.families.ops.tables import linalg, pointwise, products, spatial
 from amp_checks.families.ops.tables.spellings import spellings
@@ -189,6 +189,6 @@ CASES: tuple[AnyCase, ...] = (
     *OVERLOADS.values(),
     *(EntryCase(op=row, full=True) for row in OVERLOADS.values() if _seen_at_entry_alone(row)),
     *_variants(),
-    *cases.CASES,
+    *regions.CASES,
     *database.CASES,
 )

@@ -18,8 +18,8 @@ from amp_checks.families.ops.database import DatabaseCase
 from amp_checks.families.ops.error import bounds_of, error_of
 from amp_checks.families.ops.inputs import Plan, tensors
 from amp_checks.families.ops.measure import comparable, entry_findings, in_region, same_error, same_outcome, why
-from amp_checks.families.ops.regions import checks
-from amp_checks.families.ops.regions.cases import RegionCase
+from amp_checks.families.ops.regions import program
+from amp_checks.families.ops.regions.program import RegionCase
 from amp_checks.families.ops.rows import EntryCase, OpCase
 from amp_checks.families.ops.variants import Variant
 from amp_checks.records import cast_policy
@@ -38,7 +38,7 @@ def checks_for(case: AnyCase) -> Iterator[Check]:
         case Variant():
             yield from variant_checks.checks_for(case)
         case RegionCase():
-            yield from checks.checks_for(case)
+            yield from program.checks_for(case)
         case RegistrationCase():
             yield check_registrations
         case RulesCase():

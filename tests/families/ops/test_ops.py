@@ -15,8 +15,8 @@ from amp_checks.families.ops import cases as table
 from amp_checks.families.ops.entry import StoppedAtEntry, entries, overload
 from amp_checks.families.ops.inputs import Plan, T, Values, draw, make
 from amp_checks.families.ops.mutants import every_rule
-from amp_checks.families.ops.regions import checks as region_checks
 from amp_checks.families.ops.regions.cases import CASES as REGIONS
+from amp_checks.families.ops.regions.program import Seen, Topic, program
 from amp_checks.families.ops.rows import OpCase, x
 from amp_checks.records import cast_policy
 from amp_checks.suite import collect
@@ -48,8 +48,20 @@ def test_every_case_has_a_check_and_runs_somewhere() -> None:
         assert elsewhere or any(case.runs_on(backend) for backend in every), case.id
 
 
-def test_every_region_row_has_a_program_and_every_program_a_row() -> None:
-    assert {case.program for case in REGIONS} == set(region_checks.PROGRAMS)
+def test_every_topic_of_regions_has_a_program_and_a_check() -> None:
+    assert {case.topic for case in REGIONS} == set(Topic)
+    names = [next(iter(checks.checks_for(case))).__name__ for case in REGIONS]
+    assert len(set(names)) == len(Topic)
+
+
+def test_a_program_that_does_not_report_a_subject_fails_on_it() -> None:
+    @program(Topic.STATE, {"inside": "low", "after": "float32"})
+    def silent(_: core.Backend) -> Seen:
+        return {"inside": "low"}
+
+    result = measure(next(iter(checks.checks_for(silent))), silent, CPU)
+    assert (result.id, result.status) == ("check_region_state-region.silent-cpu-bfloat16", Status.FAILED)
+    assert [(finding.subject, finding.actual) for finding in result.failures] == [("after", None)]
 
 
 @pytest.mark.parametrize("backend", [CPU, EMULATED], ids=lambda backend: backend.id)

@@ -13,7 +13,7 @@ import torch
 
 from amp_checks.core import Backend
 from amp_checks.families.ops.mutants import faults
-from amp_checks.families.ops.regions.cases import DEFAULT_DTYPES
+from amp_checks.families.ops.regions.state import DEFAULT_DTYPES
 from amp_checks.suite.planting import Mutant
 
 
