@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from amp_checks.core import Backend, CastPolicy
-from amp_checks.families.ops import by_hand
 from amp_checks.families.ops.entry import Entry, entries
+from amp_checks.families.ops.explicit import CASTABLE, Call
 from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ops.rows import OpCase
+from amp_checks.families.ops.trial import in_region
 from amp_checks.torch_api.numerics import dtype_name
 
 
@@ -19,12 +20,11 @@ def observe(case: OpCase, backend: Backend) -> CastPolicy | None:
     """
     seen: dict[Plan, Entry] = {}
     for plan in (Plan.FLOAT32, Plan.LOW, Plan.LOW_FIRST):
-        call = by_hand.call_of(case, backend, plan)
+        call = Call.of(case, backend, plan)
         names = filter(None, (case.id, case.enters))
         with contextlib.ExitStack() as probes:
             logs = {name: probes.enter_context(entries(name, stop=True)) for name in names}
-            with backend.region():
-                got = by_hand.outcome(case.id, call.run)
+            got = in_region(call, backend)
         if logs.get(case.enters):
             return CastPolicy.FP32_APPEND_DTYPE
         if not logs[case.id]:
@@ -41,4 +41,4 @@ def observe(case: OpCase, backend: Backend) -> CastPolicy | None:
     return CastPolicy.PROMOTE if floats[Plan.LOW_FIRST] == {"float32"} else CastPolicy.UNLISTED
 
 
-_CASTABLE = frozenset(dtype_name(dtype) for dtype in by_hand.CASTABLE)
+_CASTABLE = frozenset(dtype_name(dtype) for dtype in CASTABLE)

@@ -10,8 +10,8 @@ import torch
 
 from amp_checks import backends, core
 from amp_checks.core import CastPolicy, Status
-from amp_checks.families.ops import by_hand, checks, error
 from amp_checks.families.ops import cases as table
+from amp_checks.families.ops import checks, error, explicit
 from amp_checks.families.ops.entry import StoppedAtEntry, entries, overload
 from amp_checks.families.ops.inputs import Plan, T, Values, draw, make
 from amp_checks.families.ops.mutants import every_rule
@@ -103,7 +103,7 @@ def test_a_row_that_cannot_run_is_an_error_not_a_pass() -> None:
     ):
         result = measure(check, broken, CPU)
         assert result.status is Status.ERROR, check.__name__
-        assert "does not run by hand" in result.message
+        assert "does not run with explicit casts" in result.message
 
 
 def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
@@ -128,7 +128,7 @@ def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
 def test_where_a_policy_casts_to(
     rule: CastPolicy, dtypes: tuple[torch.dtype, ...], expected: torch.dtype | None
 ) -> None:
-    assert by_hand.target_dtype(rule, dtypes, torch.bfloat16) is expected
+    assert explicit.target_dtype(rule, dtypes, torch.bfloat16) is expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Values if kind is not Values.INTEGERS])

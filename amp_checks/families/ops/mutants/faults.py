@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_checks.core import Backend
-from amp_checks.families.ops.by_hand import CASTABLE
 from amp_checks.families.ops.entry import overload
+from amp_checks.families.ops.explicit import CASTABLE
 from amp_checks.families.ops.inputs import map_leaves
 from amp_checks.torch_api import private
 
