@@ -11,9 +11,7 @@ import enum
 import functools
 import json
 import platform
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -206,25 +204,6 @@ def here(op: str, device_type: str, dtype: str) -> Seen | None:
     import torch
 
     return record_for(torch.__version__, device_type).ops[dtype].get(op)
-
-
-def run_here(device_type: str, names: Sequence[str] = (), *, declared: bool = False) -> Found:
-    """Run every op of torch's database, or those of the given names, in a fresh interpreter, on one thread.
-
-    ``declared``: look at the declarations alone, as of a device that is not here.
-
-    Raises:
-        SuiteError: it could not run; the message holds the end of what it printed.
-    """
-    command = [sys.executable, "-m", "amp_checks.families.fp32_only.sweep", device_type, *names]
-    command += ["--declared"] if declared else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
-    if done.returncode:
-        told = done.stderr.strip().splitlines()
-        raise SuiteError(f"the sweep over torch's op database failed: {told[-1] if told else done.returncode}")
-    plain = json.loads(done.stdout)
-    ops = {dtype: {op: from_json(op, seen) for op, seen in plain["ops"][dtype].items()} for dtype in DTYPES}
-    return Found(**{**plain, "ops": ops})
 
 
 @functools.cache
