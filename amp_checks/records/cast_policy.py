@@ -7,7 +7,6 @@ the torch that runs: the checks take their expectations from there, so that a ru
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -161,10 +160,3 @@ def exists(op: str) -> bool:
     name, _, overload = op.partition(".")
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and (overload or "default") in packet.overloads()
-
-
-def main(args: argparse.Namespace) -> int:
-    """``amp-checks policy``; see `amp_checks.cli.policy.main`."""
-    from amp_checks.cli import policy
-
-    return policy.main(args)
