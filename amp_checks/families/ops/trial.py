@@ -11,17 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import (
-    Backend,
-    CastPolicy,
-    Finding,
-    NotEmulated,
-    Raised,
-    SuiteError,
-    attempt,
-    exact,
-    first_line,
-)
+from amp_checks.core import Backend, CastPolicy, Finding, NotEmulated, Raised, SuiteError, attempt, exact, first_line
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call

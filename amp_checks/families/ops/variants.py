@@ -315,17 +315,11 @@ def check_spelling_is_cast(case: SpellingCase, backend: Backend) -> Iterator[Fin
     floats = [name for name in (seen[0].dtypes if seen else ()) if name in ("float16", "bfloat16", "float32")]
     target = explicit.target_dtype(trial.policy, [torch.float32], backend.low_dtype) or torch.float32
     yield exact(
-        "dtypes at its entry",
-        actual=", ".join(sorted(set(floats))),
-        expected=dtype_name(target),
-        why=trial.why,
+        "dtypes at its entry", actual=", ".join(sorted(set(floats))), expected=dtype_name(target), why=trial.why
     )
     ran_in = explicit.run_dtype(trial.policy, [torch.float32], backend.low_dtype) or torch.float32
     yield exact(
-        "output dtypes",
-        actual=got.in_words,
-        expected=", ".join(explicit.output_names(case.op, ran_in)),
-        why=trial.why,
+        "output dtypes", actual=got.in_words, expected=", ".join(explicit.output_names(case.op, ran_in)), why=trial.why
     )
 
 

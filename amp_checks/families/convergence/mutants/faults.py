@@ -280,9 +280,7 @@ def another_text() -> AbstractContextManager[Any]:
     return mock.patch.object(recipes, "TEXT", recipes.TEXT[:-1] + "\u534a")
 
 
-def low_precision_calls(
-    *names: str,
-) -> Callable[[Backend, AbstractContextManager[Any]], AbstractContextManager[Any]]:
+def low_precision_calls(*names: str) -> Callable[[Backend, AbstractContextManager[Any]], AbstractContextManager[Any]]:
     """Regions in which the named functions run in the low dtype."""
 
     @contextmanager

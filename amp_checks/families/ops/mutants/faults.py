@@ -161,10 +161,7 @@ def _prelu_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tenso
     return torch.where(x > 0, gradient, gradient * weight), torch.where(x > 0, 0.0, gradient * x)
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
-    "_prelu_kernel": _prelu,
-    "_prelu_kernel_backward": _prelu_backward,
-}
+FORMULAS: dict[str, Callable[..., Any]] = {"_prelu_kernel": _prelu, "_prelu_kernel_backward": _prelu_backward}
 """What the leaf ops whose kernels are made faulty compute."""
 
 

@@ -55,14 +55,7 @@ _LOWER, _FP32, _PROMOTE = CastPolicy.LOWER_PRECISION_FP, CastPolicy.FP32, CastPo
 _APPEND, _SET, _BANNED = CastPolicy.FP32_APPEND_DTYPE, CastPolicy.FP32_SET_OPT_DTYPE, CastPolicy.BANNED
 
 RULES = (
-    _rule(
-        "rule-removed-mm",
-        "mm",
-        faults.removed,
-        "mm has no rule",
-        (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES),
-        _LOWER,
-    ),
+    _rule("rule-removed-mm", "mm", faults.removed, "mm has no rule", (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES), _LOWER),
     _rule(
         "rule-removed-linear",
         "linear",
@@ -299,12 +292,7 @@ LISTS = (
         _BANNED,
     ),
     _elsewhere(
-        "rule-missing",
-        "mm",
-        faults.removed,
-        "the rule of mm is gone",
-        ("registrations", "check_registrations"),
-        _LOWER,
+        "rule-missing", "mm", faults.removed, "the rule of mm is gone", ("registrations", "check_registrations"), _LOWER
     ),
     _elsewhere(
         "rule-not-at-work",

@@ -9,12 +9,7 @@ from amp_checks.suite.planting import Mutant
 def _fault(name: str, op: str, rule: faults.Rule, fault: str, killer: tuple[str, str]) -> Mutant:
     """A faulty rule of ``op``, tried on a case of it and caught by one check; where the case runs."""
     return Mutant(
-        id=name,
-        family="ops",
-        fault=fault,
-        plant=faults.with_rule(op, rule),
-        case=killer[0],
-        killed_by=(killer[1],),
+        id=name, family="ops", fault=fault, plant=faults.with_rule(op, rule), case=killer[0], killed_by=(killer[1],)
     )
 
 
