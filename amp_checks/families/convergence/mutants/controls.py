@@ -129,7 +129,7 @@ def _control(planting: Callable[[Any], Plant]) -> Callable[..., Callable[[Fault]
     return of
 
 
-scaler, region, patch = map(_control, (with_scaler, with_region, in_every_precision))
+scaler, region, patch = _control(with_scaler), _control(with_region), _control(in_every_precision)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
