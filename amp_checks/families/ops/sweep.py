@@ -78,11 +78,11 @@ def _look(op: Op, backend: Backend, rules: frozenset[str]) -> Seen:
     ran, nondeterministic, changed = False, False, ""
     for sample in op.samples(SAMPLES):
         plain = op.run(opinfo.copied(sample))
-        if _error(plain):
+        if plain.error:
             continue
         ran = True
         got = op.run(opinfo.copied(sample), backend.region())
-        if isinstance(error := _error(got), NotEmulated):
+        if isinstance(error := got.error or got.backward_error, NotEmulated):
             return Seen(op=op.name, outcome=f"{NOT_EMULATED}: {first_line(error)}")
         same_again = not _difference(plain, op.run(opinfo.copied(sample)), values=True)
         difference = _difference(plain, got, values=same_again and op.initialised)
@@ -93,10 +93,6 @@ def _look(op: Op, backend: Backend, rules: frozenset[str]) -> Seen:
         changed = changed or difference
     outcome = (changed or AS_WITHOUT) if ran else NOTHING_RAN
     return Seen(op=op.name, outcome=outcome, listed=tuple(sorted(listed)), nondeterministic=nondeterministic)
-
-
-def _error(ran: Ran) -> Exception | None:
-    return ran.error or ran.backward_error
 
 
 def _calls(op: Op, sample: Any, backend: Backend) -> list[OpCall]:
@@ -126,10 +122,11 @@ def _explains(call: OpCall, backend: Backend, rules: frozenset[str]) -> bool:
 
 
 def _difference(plain: Ran, got: Ran, *, values: bool) -> str:
-    """What differs of outputs and gradients; empty where nothing does."""
-    if error := _error(got):
+    """What differs of outputs and, where there are any without autocast, of gradients; empty where nothing does."""
+    backward = plain.backward_error is None
+    if error := got.error or (got.backward_error if backward else None):
         return f"raises {type(error).__name__}: {first_line(error)}"
-    one, other = ([*ran.outputs, *ran.gradients] for ran in (plain, got))
+    one, other = ([*ran.outputs, *(ran.gradients if backward else ())] for ran in (plain, got))
     if len(one) != len(other):
         return f"{len(other)} tensors for {len(one)}"
     changed = ""
