@@ -114,3 +114,13 @@ def resolve(backend_ids: Sequence[str]) -> tuple[Backend, ...]:
     """
     wanted = {backend(name).id for name in backend_ids} or set(default_ids())
     return tuple(found for name, found in _TABLE.items() if name in wanted)
+
+
+def one_per_device_type() -> tuple[Backend, ...]:
+    """One float16 backend per device type with autocast rules: the device where it is there, else its emulation."""
+
+    def one(device: str) -> Backend:
+        real = f"{device}-float16"
+        return backend(real if device in REAL and why_unavailable(real) is None else f"emulated-{real}")
+
+    return tuple(one(device) for device in DEVICE_TYPES)

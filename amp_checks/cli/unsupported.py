@@ -13,6 +13,7 @@ import torch
 
 from amp_checks.cli import output
 from amp_checks.core import Backend, UsageError
+from amp_checks.families.fp32_only import sweep
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
 
@@ -78,7 +79,7 @@ def look(backend: Backend, *, fresh: bool = False) -> Table:
         return Table(found=record, recorded=True)
     if not backend.emulated:
         sys.stderr.write(f"amp-checks: running torch's op database on {backend.device_type}: some minutes\n")
-    return Table(found=low_precision.run_here(backend.device_type, declared=backend.emulated), recorded=False)
+    return Table(found=sweep.run_here(backend.device_type, declared=backend.emulated), recorded=False)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -70,10 +70,7 @@ def regions(wrap: Callable[..., AbstractContextManager[Any]]) -> Plant:
     @contextmanager
     def plant(backend: Backend) -> Iterator[Backend]:
         def faulty(
-            device_type: str,
-            dtype: torch.dtype | None = None,
-            enabled: bool = True,
-            cache_enabled: bool | None = None,
+            device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
         ) -> AbstractContextManager[Any]:
             return wrap(backend, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
