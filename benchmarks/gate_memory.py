@@ -38,7 +38,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def main() -> int:
-    from amp_checks.cli import CONFORMANCE
+    from amp_checks.cli.run import CONFORMANCE
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     own = ["-q", "-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"]

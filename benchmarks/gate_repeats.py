@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def once(number: int, selection: list[str], file: Path) -> tuple[int, float, str]:
     """One repeat, its results in ``file``: exit status of pytest, seconds, and the end of what it printed."""
-    from amp_checks.cli import CONFORMANCE
+    from amp_checks.cli.run import CONFORMANCE
 
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gate_repeats"]
     command += ["-c", str(CONFORMANCE / "pytest.ini"), "--rootdir", str(CONFORMANCE), "--noconftest"]

@@ -14,9 +14,9 @@ import torch
 
 from amp_checks import backends
 from amp_checks.core import Backend, CastPolicy
-from amp_checks.families.ops import by_hand, checks, error
-from amp_checks.families.ops.inputs import Plan
+from amp_checks.families.ops import error
 from amp_checks.families.ops.rows import OpCase
+from amp_checks.families.ops.trial import Trial, outcome
 from amp_checks.records import cast_policy
 from amp_checks.suite import collect
 from amp_checks.suite.measure import measure
@@ -27,20 +27,16 @@ DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cud
 def passed_off(case: OpCase, backend: Backend) -> float:
     """The error of the op's correct float16 result rounded to bfloat16."""
     with backend.activate():
-        reference = by_hand.outcome("float64", checks._reference(case, backend).run)  # noqa: SLF001
-        call = checks._by_hand(case, backend, Plan.FLOAT32)  # noqa: SLF001
-        got = by_hand.outcome("by hand", call.run)
-    pairs = zip(got.tensors, reference.tensors, strict=False)
+        trial = Trial(case, backend)
+        pairs = list(zip(trial.without.tensors, trial.reference.tensors, strict=False))
     return max((error.error_of(a.bfloat16().half(), b, run_dtype=torch.float16) for a, b in pairs), default=0.0)
 
 
 def lowered(case: OpCase, backend: Backend) -> float:
     """The error of a float32 op of which every input was rounded to float16: the mildest way to lose a float32 rule."""
-    reference = by_hand.outcome("float64", checks._reference(case, backend).run)  # noqa: SLF001
-    call = by_hand.call_of(case, backend, Plan.FLOAT32)
-    rounded = call.with_tensors(lambda t: t.half().float() if t.dtype is torch.float32 else t)
-    got = by_hand.outcome("rounded", rounded.run)
-    pairs = zip(got.tensors, reference.tensors, strict=False)
+    trial = Trial(case, backend)
+    rounded = trial.call.with_tensors(lambda t: t.half().float() if t.dtype is torch.float32 else t)
+    pairs = zip(outcome(rounded.run).tensors, trial.reference.tensors, strict=False)
     floats = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
     return max((error.error_of(a, b, run_dtype=torch.float32) for a, b in floats), default=float("nan"))
 

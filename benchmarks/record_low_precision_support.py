@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 
 from amp_checks import backends
+from amp_checks.families.fp32_only import sweep
 from amp_checks.records import low_precision
 
 
 def main(folder: str) -> None:
-    found = {device: low_precision.run_here(device) for device in reversed(backends.REAL)}
+    found = {device: sweep.run_here(device) for device in reversed(backends.REAL)}
     cpu = found["cpu"]
     document = {
         "source": "torch.testing._internal.common_methods_invocations.op_db: its samples, run, and supported_dtypes",

@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from amp_checks.core import Backend, UsageError
+from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, Backend, unknown
 
-DTYPES = ("float16", "bfloat16")
 REAL = ("cuda", "cpu")
-EMULATED = ("cuda", "xpu", "mps", "mtia", "maia")
-"""Devices whose autocast rules every torch build registers, whatever hardware it was built for."""
 
 
 def _emulate(device_type: str, numerics: str) -> AbstractContextManager[Any]:
@@ -44,8 +41,8 @@ def emulated(device_type: str, dtype: str, *, numerics: str = "native") -> Backe
 _TABLE: dict[str, Backend] = {
     backend.id: backend
     for backend in (
-        *(_real(device, dtype) for device in REAL for dtype in DTYPES),
-        *(emulated(device, dtype) for device in EMULATED for dtype in DTYPES),
+        *(_real(device, dtype) for device in REAL for dtype in LOW_DTYPES),
+        *(emulated(device, dtype) for device in DEVICE_TYPES if device != "cpu" for dtype in LOW_DTYPES),
     )
 }
 
@@ -58,11 +55,9 @@ def backend(backend_id: str) -> Backend:
     Raises:
         UsageError: no such backend; names those that exist.
     """
-    try:
-        return _TABLE[backend_id]
-    except KeyError:
-        message = f"unknown backend {backend_id!r}; there are {', '.join(IDS)}"
-        raise UsageError(message) from None
+    if backend_id not in _TABLE:
+        raise unknown("backend", backend_id, IDS)
+    return _TABLE[backend_id]
 
 
 @functools.cache
@@ -103,12 +98,12 @@ def default_ids(*, require_cuda: bool = False, why: Callable[[str], str | None] 
         why: in place of `why_unavailable`, for a process that may not ask the device itself.
     """
     why = why or why_unavailable
-    cuda = tuple(f"cuda-{dtype}" for dtype in DTYPES)
+    cuda = tuple(f"cuda-{dtype}" for dtype in LOW_DTYPES)
     if usable := tuple(name for name in cuda if why(name) is None):
         return usable
     if require_cuda:
         return cuda
-    return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in DTYPES)
+    return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in LOW_DTYPES)
 
 
 def resolve(backend_ids: Sequence[str]) -> tuple[Backend, ...]:
@@ -119,3 +114,13 @@ def resolve(backend_ids: Sequence[str]) -> tuple[Backend, ...]:
     """
     wanted = {backend(name).id for name in backend_ids} or set(default_ids())
     return tuple(found for name, found in _TABLE.items() if name in wanted)
+
+
+def one_per_device_type() -> tuple[Backend, ...]:
+    """One float16 backend per device type with autocast rules: the device where it is there, else its emulation."""
+
+    def one(device: str) -> Backend:
+        real = f"{device}-float16"
+        return backend(real if device in REAL and why_unavailable(real) is None else f"emulated-{real}")
+
+    return tuple(one(device) for device in DEVICE_TYPES)

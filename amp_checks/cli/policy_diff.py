@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from amp_checks.cli import output
 from amp_checks.core import CastPolicy, UsageError
 from amp_checks.records import cast_policy
+from amp_checks.report import json_format
 
 SCHEMA = "amp_checks/policy-diff"
 NO_RULE = CastPolicy.UNLISTED.value
@@ -145,15 +146,9 @@ def main(args: argparse.Namespace) -> int:
         args: ``old`` and ``new``, each a version or a file; ``format``: ``text``, ``markdown`` or ``json``;
             ``output``: a file, or None for standard output.
     """
-    from amp_checks.report import json_format
-
     old, new = side(args.old), side(args.new)
     if args.format == "json":
-        told = json_format.dumps(document(old, new))
+        output.write(args.output, json_format.dumps(document(old, new)))
     else:
-        told = "\n".join((markdown if args.format == "markdown" else text)(old, new)) + "\n"
-    if args.output:
-        Path(args.output).write_text(told, encoding="utf-8")
-    else:
-        sys.stdout.write(told)
+        output.write(args.output, "\n".join((markdown if args.format == "markdown" else text)(old, new)) + "\n")
     return 0

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import fnmatch
 import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from amp_checks import backends
-from amp_checks.core import Backend, NotEmulated, Raised, UsageError
+from amp_checks.cli import output
+from amp_checks.core import Backend, NotEmulated, Raised, UsageError, unknown
 from amp_checks.core.limits import EMULATION
 from amp_checks.families.ranges import probe
 from amp_checks.families.ranges.cases import CASES
 from amp_checks.families.ranges.inputs import RangeCase
-from amp_checks.report import json_format
 from amp_checks.report import ranges as report
 from amp_checks.torch_api import state
 
@@ -29,6 +26,15 @@ MEANING = (
     "below, above: what the next magnitude gives: inf or NaN; underflows, inaccurate: finite and wrong; "
     "float32 too: FP32 fails as well"
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `main` reads."""
+    output.add_backend(parser)
+    parser.add_argument("--op", action="append", default=[], metavar="NAME", help="repeatable, * and ? as in the shell")
+    parser.add_argument("--list", action="store_true", help="name the ops, and measure nothing")
+    output.add_json(parser, "the table")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw one backend (needs the extra report)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,29 +47,21 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         sys.stdout.write("\n".join(case.name for case in cases) + "\n")
         return 0
-    chosen = backends.resolve(args.backend)
-    for backend in chosen:
-        if (reason := backends.why_unavailable(backend.id)) is not None:
-            raise UsageError(f"{backend.id} cannot run: {reason}")
+    chosen = output.chosen_backends(args)
     if args.plot and len(chosen) > 1:
         raise UsageError("--plot draws one backend: name it with --backend")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'amp-checks[report]'")
     lines, without = measured(cases, chosen)
-    if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(lines, without)))
-        return 0
     bound = f"{probe.BOUND.value:g} {probe.BOUND.unit}"
-    head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}"]
-    head.append(MEANING)
+    head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}", MEANING]
     emulated = [EMULATION[0]] if any(backend.emulated for backend in chosen) else []
-    sys.stdout.write("\n".join([*head, *emulated, *report.described(lines), *without]) + "\n")
-    if args.json:
-        json_format.write(Path(args.json), document(lines, without))
+    text = "\n".join([*head, *emulated, *report.described(lines), *without])
+    output.emit(args, document(lines, without), text)
     if args.plot:
         from amp_checks.report.ranges_plot import ranges as draw
 
-        json_format.write_text(Path(args.plot), report.standalone(draw(lines, name="ranges")))
+        output.write(args.plot, report.standalone(draw(lines, name="ranges")))
     return 0
 
 
@@ -71,9 +69,7 @@ def _named(patterns: Sequence[str]) -> list[RangeCase]:
     names = [case.name for case in CASES]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.5)
-            hint = f"is it {' or '.join(map(repr, near))}? " if near else ""
-            raise UsageError(f"unknown op {pattern!r}; {hint}amp-checks ranges --list names all {len(names)}")
+            raise unknown("op", pattern, names, listed_by="amp-checks ranges --list")
     return [
         case for case in CASES if not patterns or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)
     ]

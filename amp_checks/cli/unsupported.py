@@ -7,16 +7,15 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from amp_checks import backends
+from amp_checks.cli import output
 from amp_checks.core import Backend, UsageError
+from amp_checks.families.fp32_only import sweep
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
-from amp_checks.report import json_format
 
 SCHEMA = "amp_checks/unsupported"
 
@@ -80,7 +79,7 @@ def look(backend: Backend, *, fresh: bool = False) -> Table:
         return Table(found=record, recorded=True)
     if not backend.emulated:
         sys.stderr.write(f"amp-checks: running torch's op database on {backend.device_type}: some minutes\n")
-    return Table(found=low_precision.run_here(backend.device_type, declared=backend.emulated), recorded=False)
+    return Table(found=sweep.run_here(backend.device_type, declared=backend.emulated), recorded=False)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -93,20 +92,13 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a backend is unknown, cannot run here, or nothing is recorded of its device.
     """
-    names = args.backend or [name for name in backends.default_ids() if name.endswith("-float16")]
-    tables = {}
-    for backend in backends.resolve(names):
-        if (reason := backends.why_unavailable(backend.id)) is not None:
-            raise UsageError(f"{backend.id} cannot run: {reason}")
-        tables[backend] = look(backend, fresh=args.fresh)
+    chosen = output.chosen_backends(args)
+    chosen = chosen if args.backend else tuple(backend for backend in chosen if backend.dtype == "float16")
+    tables = {backend: look(backend, fresh=args.fresh) for backend in chosen}
     if any(table.recorded for table in tables.values()):
         sys.stderr.write("amp-checks: note: this is what was recorded; --fresh runs torch's op database (minutes)\n")
-    if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(tables)))
-        return 0
-    sys.stdout.write("\n".join(line for backend, table in tables.items() for line in describe(backend, table)) + "\n")
-    if args.json:
-        json_format.write(Path(args.json), document(tables))
+    text = "\n".join(line for backend, table in tables.items() for line in describe(backend, table))
+    output.emit(args, document(tables), text)
     return 0
 
 

@@ -10,8 +10,11 @@ from amp_checks.core.errors import (
     first_line,
     out_of_memory,
     recorded_warnings,
+    unknown,
 )
 from amp_checks.core.model import (
+    DEVICE_TYPES,
+    LOW_DTYPES,
     Autocast,
     Backend,
     Case,
@@ -28,6 +31,8 @@ from amp_checks.core.model import (
 )
 
 __all__ = [
+    "DEVICE_TYPES",
+    "LOW_DTYPES",
     "RAISED",
     "Autocast",
     "Backend",
@@ -50,4 +55,5 @@ __all__ = [
     "item_id",
     "out_of_memory",
     "recorded_warnings",
+    "unknown",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -32,6 +33,23 @@ class SuiteError(Exception):
 
 class UsageError(SuiteError):
     """What the user asked for does not exist or cannot be had (exit status 4)."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
+    """The error of a name that does not exist; it says which do.
+
+    Args:
+        kind: what it would have named: ``backend``.
+        name: the one given.
+        known: the names that exist.
+        listed_by: where they are too many for a line: the command that lists them, in place of all but the nearest.
+    """
+    names = list(known)
+    if not listed_by:
+        return UsageError(f"unknown {kind} {name!r}; there are {', '.join(names)}")
+    near = " or ".join(map(repr, difflib.get_close_matches(name, names, n=3, cutoff=0.5)))
+    hint = f" did you mean {near}?" if near else ""
+    return UsageError(f"unknown {kind} {name!r};{hint} {listed_by} lists all {len(names)}")
 
 
 RAISED = "the code under test raised"

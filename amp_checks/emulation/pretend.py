@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_checks.core import NotEmulated
+from amp_checks.core import DEVICE_TYPES, NotEmulated
 
 Handler = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """Takes the device type and the call's arguments; returns the result, or NotImplemented to go on with the call."""
@@ -35,12 +35,15 @@ def translate(device: Any, device_type: str) -> Any:
     return torch.device("cpu")
 
 
+def emulated_device(device_type: str) -> torch.device:
+    """The one device that is emulated."""
+    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+
+
 def _device(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del kwargs
     real: torch.device = _get_device(args[0])
-    if real.type != "cpu":
-        return real
-    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+    return real if real.type != "cpu" else emulated_device(device_type)
 
 
 def _is_device(name: str) -> Handler:
@@ -85,12 +88,6 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.pin_memory: _pin_memory,
 }
 HANDLERS.update(
-    {
-        getattr(Tensor, f"is_{name}").__get__: _is_device(name)
-        for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
-        if hasattr(Tensor, f"is_{name}")
-    }
+    {getattr(Tensor, f"is_{name}").__get__: _is_device(name) for name in DEVICE_TYPES if hasattr(Tensor, f"is_{name}")}
 )
-HANDLERS.update(
-    {getattr(Tensor, name): _move(name) for name in ("cuda", "xpu", "mps", "mtia", "maia") if hasattr(Tensor, name)}
-)
+HANDLERS.update({getattr(Tensor, name): _move(name) for name in DEVICE_TYPES if hasattr(Tensor, name)})

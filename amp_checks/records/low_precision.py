@@ -11,17 +11,14 @@ import enum
 import functools
 import json
 import platform
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amp_checks.core import SuiteError, UsageError
+from amp_checks.core import LOW_DTYPES, SuiteError, UsageError
 from amp_checks.records import fixtures
 
 FOLDER = "low_precision_support"
-DTYPES = ("float16", "bfloat16")
 
 
 class Kind(enum.StrEnum):
@@ -141,6 +138,11 @@ def from_json(op: str, plain: Mapping[str, Any]) -> Seen:
     return Seen(**{**plain, **outcomes, "meets": Meets(plain["meets"]), "op": op})
 
 
+def ops_from_json(plain: Mapping[str, Any]) -> dict[str, dict[str, Seen]]:
+    """Low dtype -> name -> what was seen, as a record or a sweep holds it."""
+    return {dtype: {op: from_json(op, seen) for op, seen in plain[dtype].items()} for dtype in LOW_DTYPES}
+
+
 def load(path: Path) -> dict[str, Found]:
     """Read a record: device type -> what was found.
 
@@ -155,9 +157,7 @@ def load(path: Path) -> dict[str, Found]:
                 machine=document["machine"],
                 ran=found["ran"],
                 looked_at=found["looked_at"],
-                ops={
-                    dtype: {op: from_json(op, plain) for op, plain in found["ops"][dtype].items()} for dtype in DTYPES
-                },
+                ops=ops_from_json(found["ops"]),
             )
             for device, found in document["devices"].items()
         }
@@ -206,25 +206,6 @@ def here(op: str, device_type: str, dtype: str) -> Seen | None:
     import torch
 
     return record_for(torch.__version__, device_type).ops[dtype].get(op)
-
-
-def run_here(device_type: str, names: Sequence[str] = (), *, declared: bool = False) -> Found:
-    """Run every op of torch's database, or those of the given names, in a fresh interpreter, on one thread.
-
-    ``declared``: look at the declarations alone, as of a device that is not here.
-
-    Raises:
-        SuiteError: it could not run; the message holds the end of what it printed.
-    """
-    command = [sys.executable, "-m", "amp_checks.families.fp32_only.sweep", device_type, *names]
-    command += ["--declared"] if declared else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
-    if done.returncode:
-        told = done.stderr.strip().splitlines()
-        raise SuiteError(f"the sweep over torch's op database failed: {told[-1] if told else done.returncode}")
-    plain = json.loads(done.stdout)
-    ops = {dtype: {op: from_json(op, seen) for op, seen in plain["ops"][dtype].items()} for dtype in DTYPES}
-    return Found(**{**plain, "ops": ops})
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amp_checks.core import Backend, Case, Check, UsageError
+from amp_checks.core import Backend, Case, Check, unknown
 
 if TYPE_CHECKING:
     from amp_checks.suite.planting import Mutant, Tally
@@ -53,7 +53,7 @@ class Registry(MutableMapping[str, Family]):
 
     def __getitem__(self, name: str) -> Family:
         if name not in self._families:
-            raise UsageError(f"unknown family {name!r}; there are {', '.join(self)}")
+            raise unknown("family", name, self)
         found = self._families[name]
         if isinstance(found, str):
             found = self._families[name] = importlib.import_module(found).FAMILY

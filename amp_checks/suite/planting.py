@@ -8,12 +8,11 @@ error of the suite, or an emulation's lack, never counts.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from amp_checks.core import RAISED, Backend, Case, Check, Finding, Result, Status, SuiteError, UsageError
+from amp_checks.core import RAISED, Backend, Case, Check, Finding, Result, Status, SuiteError, unknown
 from amp_checks.suite.family import FAMILIES, cases, checks_for
 from amp_checks.suite.measure import measure
 
@@ -71,9 +70,7 @@ def mutant(name: str) -> Mutant:
     """
     known = {found.id: found for family in FAMILIES for found in mutants(family)}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise UsageError(f"unknown planted fault {name!r}{hint}; amp-checks selftest --list names them all")
+        raise unknown("planted fault", name, known, listed_by="amp-checks selftest --list")
     return known[name]
 
 

@@ -54,10 +54,10 @@ def written(file: Path) -> dict[str, Any]:
         (["diff", "", "2.13.0"], "--old is given an empty name"),
         (["run", "-n", "two"], "-n takes a number or auto, not 'two'"),
         (["run", "--item", "nonsense"], "unknown item 'nonsense': an id ends with a backend"),
-        (["run", "--plant", "rule-remved-mm"], "'rule-removed-mm'; amp-checks selftest --list names them all"),
+        (["run", "--plant", "rule-remved-mm"], "did you mean 'rule-removed-mm'"),
         (["policy", "--fresh"], "--fresh goes with --unsupported"),
-        (["ranges", "--op", "nope"], "unknown op 'nope'; amp-checks ranges --list names all"),
-        (["ranges", "--op", "softmx"], "is it 'softmax.int' or "),
+        (["ranges", "--op", "nope"], "unknown op 'nope'; amp-checks ranges --list lists all"),
+        (["ranges", "--op", "softmx"], "did you mean 'softmax.int' or "),
         (["selftest", "--list", "--family", "op"], "unknown family 'op'; there are ops, fp32-only"),
     ],
 )

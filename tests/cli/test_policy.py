@@ -91,7 +91,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     found = fixtures.fixture
 
     def clear() -> None:
-        for cached in (cast_policy.recorded, cast_policy._running, cast_policy.declared):
+        for cached in (cast_policy.recorded, cast_policy.declared):
             cached.cache_clear()
 
     monkeypatch.setattr(fixtures, "fixture", lambda name: folder if name == "cast_policy" else found(name))
@@ -135,7 +135,7 @@ def test_a_row_that_raises_is_named_and_the_rest_runs() -> None:
     results = measured([broken, OVERLOADS["linear"]])
     assert {result.status for result in results if result.case == "linear"} == {Status.PASSED}
     told = [result.message for result in results if result.case == "mm"]
-    assert any("the row of mm does not run by hand" in message for message in told)
+    assert any("the row of mm does not run with explicit casts" in message for message in told)
 
 
 def test_a_sweep_refuses_an_op_that_the_database_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 from packaging.version import Version
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from amp_checks.backends.observe import observe
 from amp_checks.core import NotEmulated
 from amp_checks.emulation import DEVICE_TYPES, emulate
 from amp_checks.families.ops.database import NEEDS_CUDA
+from amp_checks.suite import opinfo
+from amp_checks.suite.opinfo import Op, tensors_of
 
 _OWN = "AMP's own: "
 _PINV_KERNEL = (
@@ -80,8 +81,6 @@ REPEATS = 12
 IRREPRODUCIBLE = "irreproducible"
 AS_REAL = "as real CPU autocast"
 NOTHING_RAN = "nothing ran: each sample raises without autocast too"
-UNINITIALISED = ("empty", "new_empty")
-"""Ops whose values are whatever the memory held."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +92,13 @@ class Ran:
     error: Exception | None = None
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """Every tensor in a nested value, in order."""
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
-
-
 def run(call: Callable[[], Any], leaves: list[torch.Tensor], region: Callable[[], Any], *, inside: bool) -> Ran:
     """Call the op in the region; differentiate its outputs, weighted by ones, after it or inside it."""
     torch.manual_seed(0)
     try:
         with region() as autocast:
             with autocast:
-                outputs = tensors(call())
+                outputs = tensors_of(call())
                 gradients = _gradients(outputs, leaves) if inside else ()
             if not inside:
                 gradients = _gradients(outputs, leaves)
@@ -149,20 +143,15 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return plain.reshape(-1).view(size)
 
 
-def name_of(op: Any) -> str:
-    """``linalg.norm`` or, of a variant, ``norm.nuc``."""
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
-
-
-def samples(op: Any, options: argparse.Namespace) -> Iterator[tuple[Callable[[], Any], list[torch.Tensor]]]:
+def samples(op: Op, options: argparse.Namespace) -> Iterator[tuple[Callable[[], Any], list[torch.Tensor]]]:
     """Calls of an op, each with its leaves."""
-    made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    made = op.info.sample_inputs("cpu", torch.float32, requires_grad=op.info.supports_autograd)
     for index, sample in enumerate(made):
         if index == SAMPLES:
             return
-        given = _in_dtypes((sample.input, sample.args, sample.kwargs), options)
-        leaves = [leaf for leaf in tensors(given) if leaf.requires_grad]
-        yield functools.partial(op, given[0], *given[1], **given[2]), leaves
+        given = _in_dtypes(opinfo.parts_of(sample), options)
+        leaves = [leaf for leaf in tensors_of(given) if leaf.requires_grad]
+        yield functools.partial(op.info, given[0], *given[1], **given[2]), leaves
 
 
 def _in_dtypes(value: Any, options: argparse.Namespace) -> Any:
@@ -183,7 +172,7 @@ def _in_dtypes(value: Any, options: argparse.Namespace) -> Any:
     return tree_map(convert, value)
 
 
-def fidelity(op: Any, options: argparse.Namespace) -> str | None:
+def fidelity(op: Op, options: argparse.Namespace) -> str | None:
     """How the emulated CPU differs from real CPU autocast on this op; None where it does not."""
     dtype = getattr(torch, options.dtype)
 
@@ -227,7 +216,7 @@ def _compare(expected: Ran, actual: Ran) -> str | None:
     return None
 
 
-def sweep(op: Any, options: argparse.Namespace) -> str | None:
+def sweep(op: Op, options: argparse.Namespace) -> str | None:
     """What fails when the op runs forward and backward in a region of the emulated device; None where nothing does."""
     dtype = getattr(torch, options.dtype)
 
@@ -250,7 +239,7 @@ def sweep(op: Any, options: argparse.Namespace) -> str | None:
         actual = run(call, leaves, emulated, inside=options.inside)
         if actual.error is not None:
             return f"{_kind_of_failure(actual.error, call, leaves, options)}{actual.error!r:.200}"
-        failing = _compare_loosely(expected, actual, uninitialised=name_of(op).startswith(UNINITIALISED))
+        failing = _compare_loosely(expected, actual, uninitialised=not op.initialised)
         if failing is not None:
             return failing
     return None if ran else NOTHING_RAN
@@ -310,12 +299,12 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     check = fidelity if options.what == "fidelity" else sweep
-    chosen = [op for op in op_db if torch.float32 in op.dtypes]
+    chosen = list(opinfo.sweep(lambda op: op))
     if options.what == "fidelity":
-        chosen = [op for op in chosen if not name_of(op).startswith(UNINITIALISED)]
+        chosen = [op for op in chosen if op.initialised]
     chosen = chosen[options.offset :: options.every]
     if options.only:
-        chosen = [op for op in chosen if name_of(op) in options.only]
+        chosen = [op for op in chosen if op.name in options.only]
     began = time.perf_counter()
     failed: dict[str, str] = {}
     nothing_ran: list[str] = []
@@ -324,12 +313,12 @@ def main() -> int:
             why = check(op, options)
         except Exception as error:  # noqa: BLE001 - reported by name
             why = f"the harness itself: {error!r:.200}"
-        if why == NOTHING_RAN and name_of(op) in NEEDS_CUDA:
-            nothing_ran.append(name_of(op))
+        if why == NOTHING_RAN and op.name in NEEDS_CUDA:
+            nothing_ran.append(op.name)
         elif why is not None:
-            failed[name_of(op)] = why
-            print(f"{name_of(op)}: {why}", flush=True)
-    names = {name_of(op) for op in chosen}
+            failed[op.name] = why
+            print(f"{op.name}: {why}", flush=True)
+    names = {op.name for op in chosen}
     excused = {name for name in failed if name in IRREPRODUCIBLE_OPS and failed[name].startswith(IRREPRODUCIBLE)}
     foreseen = expected(options) & names
     summary = {

@@ -21,7 +21,7 @@ TEXTS = [examples.WORKFLOW, *sorted(examples.FOLDER.rglob("*.md"))]
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(examples.FOLDER)))
 def test_every_command_in_a_text_is_one_that_the_command_line_knows(file: Path) -> None:
     for arguments in examples.commands(file.read_text(encoding="utf-8")):
-        cli._parser().parse_args(arguments)
+        cli.parse(arguments)
 
 
 def test_the_commands_are_found() -> None:
@@ -47,7 +47,7 @@ def test_the_workflow_is_one_by_githubs_schema(tmp_path: Path) -> None:
 def test_an_image_runs_the_gate_and_copies_what_there_is(dockerfile: Path) -> None:
     program, *arguments = examples.entry_point(dockerfile)
     assert Path(program).name == "amp-checks"
-    given = cli._parser().parse_args(arguments)
+    given = cli.parse(arguments)
     assert given.require_cuda
     found = examples.instructions(dockerfile)
     assert [rest for name, rest in found if name == "COPY"] == [". /src/amp-checks"]

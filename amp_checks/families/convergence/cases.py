@@ -6,14 +6,15 @@ A row's ``task`` says how it trains (see `amp_checks.reference.loop`); the rest 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
-from amp_checks.core import Backend
 from amp_checks.reference import digits, language, recipes, scaling
 from amp_checks.reference.loop import Task
+from amp_checks.suite.row import Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ConvergenceCase:
+class ConvergenceCase(Row):
     """A task, and what must come of training it.
 
     Attributes:
@@ -26,8 +27,9 @@ class ConvergenceCase:
         text: what a text model must say at the end, in both precisions; None of other tasks.
         kept: the bytes that AMP keeps for backward must be below this share of FP32's; None where weights, of which
             AMP keeps copies, outweigh activations.
-        full: left to ``--full``.
     """
+
+    family: ClassVar[str] = "convergence"
 
     task: Task
     learned: float
@@ -37,15 +39,10 @@ class ConvergenceCase:
     most_skips: int = 0
     text: str | None = None
     kept: float | None = None
-    full: bool = False
-    family: str = "convergence"
 
     @property
     def id(self) -> str:
         return f"{self.task.id}-{self.seeds}-seeds" if self.full else self.task.id
-
-    def runs_on(self, _: Backend) -> bool:
-        return True
 
 
 _GATE: tuple[ConvergenceCase, ...] = (

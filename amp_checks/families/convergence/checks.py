@@ -257,10 +257,7 @@ def check_stays_fp32(case: ConvergenceCase, backend: Backend) -> Iterator[Findin
     """
     run = _amp(case.task, backend, case.first_seed)
     yield exact(
-        "loss dtype",
-        actual=", ".join(run.loss_dtypes),
-        expected="float32",
-        why="loss functions have the policy fp32",
+        "loss dtype", actual=", ".join(run.loss_dtypes), expected="float32", why="loss functions have the policy fp32"
     )
     model = run.learner.model
     statistics_of = [buffer for buffer in model.buffers() if buffer.is_floating_point()]

@@ -6,6 +6,8 @@ low-precision support says it (`amp_checks.records.low_precision`), and a record
 
 from __future__ import annotations
 
+import dataclasses
+
 from amp_checks.families.fp32_only import values
 from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input, RecordCase
 from amp_checks.families.fp32_only.tables import linalg, other, signal, special
@@ -32,12 +34,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 }
 """By device type: ops that are recorded to lack a low dtype and have no row, and why."""
 
-_TABLES: tuple[Fp32OnlyCase, ...] = (
-    *linalg.ROWS,
-    *special.ROWS,
-    *signal.ROWS,
-    *other.ROWS,
-)
+_TABLES: tuple[Fp32OnlyCase, ...] = (*linalg.ROWS, *special.ROWS, *signal.ROWS, *other.ROWS)
 
 _COMPILED = ("linalg.inv", "quantile", "special.erfcx", "fft.rfft", "linalg.det", "mm")
 _COMPILED_IN_GATE = ("linalg.inv", "mm")
@@ -45,16 +42,7 @@ _COMPILED_IN_GATE = ("linalg.inv", "mm")
 FORCED: tuple[Fp32OnlyCase, ...] = (
     *_TABLES,
     *(
-        Fp32OnlyCase(
-            declared=row.declared,
-            variant="compiled",
-            op=row.op,
-            inputs=row.inputs,
-            differentiable=row.differentiable,
-            supported=row.supported,
-            compiled=True,
-            full=row.declared not in _COMPILED_IN_GATE,
-        )
+        dataclasses.replace(row, variant="compiled", compiled=True, full=row.declared not in _COMPILED_IN_GATE)
         for row in _TABLES
         if row.declared in _COMPILED
     ),

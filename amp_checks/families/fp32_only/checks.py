@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend, Check, Finding, Raised, SuiteError, attempt, bounded, exact
-from amp_checks.families.fp32_only import record, remedies, value_checks
+from amp_checks.families.fp32_only import record, remedies, values
 from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input, RecordCase
 from amp_checks.families.fp32_only.values import ValueCase
 from amp_checks.families.ranges import checks
@@ -46,7 +46,7 @@ def checks_for(case: Fp32OnlyCase | ValueCase | RecordCase | RangeCase) -> Itera
         yield from record.checks_for(case)
         return
     if isinstance(case, ValueCase):
-        yield from value_checks.checks_for(case)
+        yield from values.checks_for(case)
         return
     if isinstance(case, RangeCase):
         yield from checks.checks_for(case)

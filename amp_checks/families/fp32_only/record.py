@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from amp_checks.core import Backend, Check, Finding, SuiteError, exact
+from amp_checks.families.fp32_only import sweep
 from amp_checks.families.fp32_only.rows import RecordCase
 from amp_checks.records import low_precision
 
@@ -65,7 +66,7 @@ def check_every_row_is_unsupported_somewhere(case: RecordCase, backend: Backend)
 @functools.cache
 def run_again(device_type: str, ops: tuple[str, ...]) -> low_precision.Found:
     """Both low dtypes come of one run, which takes minutes over the whole database."""
-    return low_precision.run_here(device_type, ops)
+    return sweep.run_here(device_type, ops)
 
 
 def check_record_holds(case: RecordCase, backend: Backend) -> Iterator[Finding]:

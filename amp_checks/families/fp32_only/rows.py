@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from amp_checks.core import Backend
 from amp_checks.records import low_precision
+from amp_checks.suite.row import Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fp32OnlyCase:
+class Fp32OnlyCase(Row):
     """An op that is forced to FP32.
 
     Attributes:
@@ -42,6 +43,8 @@ class Fp32OnlyCase:
         compiled: its remedy is also tried under ``torch.compile(backend="aot_eager")``, and nothing else is.
     """
 
+    family: ClassVar[str] = "fp32-only"
+
     op: Callable[..., Any]
     inputs: tuple[Input, ...]
     declared: str
@@ -49,8 +52,6 @@ class Fp32OnlyCase:
     differentiable: bool = True
     supported: bool = False
     compiled: bool = False
-    full: bool = False
-    family: str = "fp32-only"
 
     @property
     def id(self) -> str:
@@ -82,16 +83,16 @@ RIGHT = (Input(shape=(8, 3)),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RecordCase:
+class RecordCase(Row):
     """The record of low-precision support itself, against the tables (and, with ``full``, against the device).
 
     ``ops``: names of those that are run again; all of torch's database where there is none.
     """
 
+    family: ClassVar[str] = "fp32-only"
+
     id: str
     ops: tuple[str, ...] = ()
-    full: bool = False
-    family: str = "fp32-only"
 
     def runs_on(self, backend: Backend) -> bool:
         if backend.device_type not in low_precision.devices():

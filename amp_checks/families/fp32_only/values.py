@@ -1,31 +1,41 @@
 """Ops that take 16 bits and give wrong values: what they should give, and where that is known to fail. One row each.
 
-The op is called with inputs that the low dtype holds exactly. Its result is held to a bound of float64's, or to an
-interval.
+The op is called with inputs that the low dtype holds exactly, outside autocast and inside a region. Its result is held
+to a bound of float64's, or to an interval.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 
-from amp_checks.core import Backend
-from amp_checks.torch_api.numerics import randn
+from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
+from amp_checks.suite.row import Row
+from amp_checks.torch_api.numerics import Threshold, error_ratio, randn
 
 _CPU = frozenset({"cpu"})
 """Wrong on the CPU, by arithmetic that a GPU may or may not share: it was not seen there."""
+
+ACCURACY = Threshold(
+    value=2.0,
+    unit="eps(low dtype) * max|float64 reference|",
+    healthy="0 to 0.76 over all rows without a known defect (affine_grid in bfloat16), torch 2.13.0 on a CPU",
+    weakest_mutant="a float16 kernel that computes in bfloat16: 4.3 on bilinear interpolation",
+    measured="amp-checks run --family fp32-only; the mutant low-precision-kernel-keeps-eight-bits",
+)
 
 FOREIGN = 1e4
 """What lies around an image in memory; no sample of the image can give it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ValueCase:
+class ValueCase(Row):
     """An op whose value in 16 bits is looked at.
 
     Attributes:
@@ -37,14 +47,14 @@ class ValueCase:
         devices: device types whose kernels the row is about.
     """
 
+    family: ClassVar[str] = "fp32-only"
+
     name: str
     op: Callable[..., torch.Tensor]
     inputs: Callable[[], tuple[torch.Tensor, ...]]
     within: tuple[float, float] | None = None
     in_region: bool = True
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
-    full: bool = False
-    family: str = "fp32-only"
 
     @property
     def id(self) -> str:
@@ -190,3 +200,52 @@ ROWS: tuple[ValueCase, ...] = (
     ),
     *(_optimizer(name, gradient, **settings) for name, settings in _OPTIMIZERS for gradient in (0.0, 1e-4)),
 )
+
+
+def checks_for(case: ValueCase) -> Iterator[Check]:
+    yield check_low_precision_value
+    if case.in_region:
+        yield check_value_in_region
+
+
+def check_low_precision_value(case: ValueCase, backend: Backend) -> Iterator[Finding]:
+    """Called in the low dtype, outside autocast, the op gives the right value."""
+    yield from _value(case, backend, nullcontext)
+
+
+def check_value_in_region(case: ValueCase, backend: Backend) -> Iterator[Finding]:
+    """Given the low dtype inside a region, the op gives the right value."""
+    yield from _value(case, backend, backend.region)
+
+
+def _value(case: ValueCase, backend: Backend, region: Callable[[], AbstractContextManager[Any]]) -> Iterator[Finding]:
+    low = [tensor.to(device=backend.device_type, dtype=backend.low_dtype) for tensor in case.inputs()]
+
+    def call() -> torch.Tensor:
+        with region():
+            return case.op(*low)
+
+    out = attempt(f"{case.name} in {backend.dtype}", call).double()
+    if case.within is not None:
+        lowest, highest = case.within
+        outside = int((~((out >= lowest) & (out <= highest))).sum())
+        yield exact(
+            f"values outside of [{lowest:g}, {highest:g}]",
+            actual=outside,
+            expected=0,
+            why=f"every one of {out.numel()} comes from an image between 1 and 2",
+        )
+        return
+    expected = case.op(*(tensor.double() for tensor in low))
+    yield exact(
+        "values that are not finite",
+        actual=int((~out.isfinite()).sum()),
+        expected=int((~expected.to(backend.low_dtype).isfinite()).sum()),
+        why="float64's, rounded to the low dtype, on the same rounded input",
+    )
+    yield bounded(
+        "value against float64",
+        ratio=error_ratio(out, expected, run_dtype=backend.low_dtype),
+        threshold=ACCURACY.value,
+        why=f"error in units of {ACCURACY.unit}",
+    )

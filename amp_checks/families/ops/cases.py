@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import ClassVar
 
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops import database
 from amp_checks.families.ops.database import DatabaseCase
-from amp_checks.families.ops.regions import cases
-from amp_checks.families.ops.regions.cases import RegionCase
-from amp_checks.families.ops.rows import EntryCase, OpCase
+from amp_checks.families.ops.regions import cases as regions
+from amp_checks.families.ops.regions.program import RegionCase
+from amp_checks.families.ops.rows import EntryCase, OfDeviceType, OpCase
 from amp_checks.families.ops.tables import linalg, pointwise, products, spatial
 from amp_checks.families.ops.tables.spellings import spellings
 from amp_checks.families.ops.variants import (
@@ -28,85 +29,19 @@ from amp_checks.families.ops.variants import (
     uncast_forms,
 )
 from amp_checks.records import cast_policy
+from amp_checks.suite.row import Row
 
 SAMPLE = frozenset(
-    [
-        "mm",
-        "linear",
-        "bmm",
-        "addmm",
-        "matmul",
-        "addmv",
-        "baddbmm",
-        "linalg_vecdot",
-        "einsum",
-        "prelu",
-        "conv1d",
-        "conv2d",
-        "conv_transpose2d.input",
-        "_convolution.deprecated",
-        "scaled_dot_product_attention",
-        "lstm_cell",
-        "gru_cell",
-        "exp",
-        "log",
-        "pow.Tensor_Scalar",
-        "rsqrt",
-        "softplus",
-        "layer_norm",
-        "native_layer_norm",
-        "group_norm",
-        "rms_norm",
-        "batch_norm",
-        "cosine_similarity",
-        "mse_loss",
-        "l1_loss",
-        "nll_loss",
-        "kl_div",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cross_entropy_loss",
-        "ctc_loss.Tensor",
-        "cdist",
-        "logsumexp",
-        "upsample_bilinear2d",
-        "upsample_nearest2d",
-        "grid_sampler_2d",
-        "avg_pool3d",
-        "max_unpool2d",
-        "reflection_pad1d",
-        "trace",
-        "quantile",
-        "polar",
-        "view_as_complex",
-        "fft_fft",
-        "fft_rfft",
-        "stft.center",
-        "linalg_inv",
-        "linalg_solve",
-        "linalg_svd",
-        "linalg_qr",
-        "softmax.int",
-        "log_softmax.int",
-        "sum",
-        "sum.dim_IntList",
-        "cumsum",
-        "prod",
-        "linalg_vector_norm",
-        "norm.Scalar",
-        "norm.ScalarOpt_dim",
-        "addcmul",
-        "atan2",
-        "bilinear",
-        "cat",
-        "stack",
-        "dot",
-        "grid_sampler",
-        "index_put",
-        "index_copy",
-        "scatter_add",
-        "tensordot",
-    ]
+    """
+    mm linear bmm addmm matmul addmv baddbmm linalg_vecdot einsum prelu conv1d conv2d conv_transpose2d.input
+    _convolution.deprecated scaled_dot_product_attention lstm_cell gru_cell exp log pow.Tensor_Scalar rsqrt softplus
+    layer_norm native_layer_norm group_norm rms_norm batch_norm cosine_similarity mse_loss l1_loss nll_loss kl_div
+    binary_cross_entropy binary_cross_entropy_with_logits cross_entropy_loss ctc_loss.Tensor cdist logsumexp
+    upsample_bilinear2d upsample_nearest2d grid_sampler_2d avg_pool3d max_unpool2d reflection_pad1d trace quantile
+    polar view_as_complex fft_fft fft_rfft stft.center linalg_inv linalg_solve linalg_svd linalg_qr softmax.int
+    log_softmax.int sum sum.dim_IntList cumsum prod linalg_vector_norm norm.Scalar norm.ScalarOpt_dim addcmul atan2
+    bilinear cat stack dot grid_sampler index_put index_copy scatter_add tensordot
+    """.split()
 )
 """Overloads that every run looks at in all ways; a full run does so with all, and every run sees every rule at work."""
 
@@ -117,12 +52,12 @@ OVERLOADS: dict[str, OpCase] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BannedCase:
+class BannedCase(Row):
     """An op that a device's autocast refuses; ``op`` is its ordinary row."""
 
+    family: ClassVar[str] = "ops"
+
     op: OpCase
-    family: str = "ops"
-    full: bool = False
 
     @property
     def id(self) -> str:
@@ -133,27 +68,17 @@ class BannedCase:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RegistrationCase:
+class RegistrationCase(OfDeviceType):
     """The list of rules that this torch registers for a device type, against the recorded one."""
 
     id: str = "registrations"
-    family: str = "ops"
-    full: bool = False
-
-    def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RulesCase:
+class RulesCase(OfDeviceType):
     """Every rule of a device type, seen at the entry of its op."""
 
     id: str = "rules"
-    family: str = "ops"
-    full: bool = False
-
-    def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 AnyCase = OpCase | EntryCase | BannedCase | RegistrationCase | RulesCase | Variant | RegionCase | DatabaseCase
@@ -189,6 +114,6 @@ CASES: tuple[AnyCase, ...] = (
     *OVERLOADS.values(),
     *(EntryCase(op=row, full=True) for row in OVERLOADS.values() if _seen_at_entry_alone(row)),
     *_variants(),
-    *cases.CASES,
+    *regions.CASES,
     *database.CASES,
 )

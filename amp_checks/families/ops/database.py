@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
-from amp_checks.core import Backend
+from amp_checks.core import Backend, CastPolicy, Finding, exact
+from amp_checks.families.ops import sweep
+from amp_checks.families.ops.rows import OfDeviceType
+from amp_checks.families.ops.sweep import Seen
 from amp_checks.records import cast_policy
 
 NEEDS_CUDA = (
@@ -16,21 +20,41 @@ NEEDS_CUDA = (
 )
 """Ops of the database that compile a CUDA kernel as they run: they run nowhere else."""
 
+RIGHT = "as without autocast, but for what ops with a rule change"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseCase:
+class DatabaseCase(OfDeviceType):
     """The database, or the ops of it that are named; looked at in a process of its own."""
 
     id: str
     ops: tuple[str, ...] = ()
     full: bool = True
-    family: str = "ops"
-
-    def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 CASES: tuple[DatabaseCase, ...] = (
     DatabaseCase(id="op-database"),
     DatabaseCase(id="op-database.sample", ops=("tanh", "sigmoid", "mm", "sort", "var", "nn.functional.gelu")),
 )
+
+
+def check_op_database(case: DatabaseCase, backend: Backend) -> Iterator[Finding]:
+    """Inside a region, every op of torch's database runs, and only ops with a rule change its result.
+
+    Forward and backward, on up to three inputs of the database's own per op.
+    """
+    for seen in sweep.in_its_own_process(backend, case.ops, fault=sweep.planted_fault()):
+        yield exact(
+            seen.op,
+            actual=RIGHT if _is_right(seen, backend) else seen.outcome,
+            expected=RIGHT,
+            why="unlisted ops run in the dtype of their inputs, torch.amp documentation",
+        )
+
+
+def _is_right(seen: Seen, backend: Backend) -> bool:
+    if seen.outcome.startswith("raises"):
+        return cast_policy.of(seen.op.rpartition(".")[2], backend.device_type) is CastPolicy.BANNED
+    if seen.outcome == sweep.NOTHING_RAN:
+        return seen.op in NEEDS_CUDA and (backend.emulated or backend.device_type != "cuda")
+    return seen.outcome == sweep.AS_WITHOUT or bool(seen.listed)

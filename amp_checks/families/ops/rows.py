@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops.inputs import T, Values
 from amp_checks.records import cast_policy
+from amp_checks.suite.row import Row
 
 RUN = "run"
 """An output in the dtype in which the op ran."""
@@ -37,7 +38,7 @@ def x(*shape: int, draw: Values = NORMAL, grad: bool = True, names: tuple[str, .
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OpCase:
+class OpCase(Row):
     """An overload, its inputs, and what it gives.
 
     Attributes:
@@ -58,8 +59,9 @@ class OpCase:
         listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
             elsewhere.
         noise: the name of its error bound in `amp_checks.families.ops.error.BOUNDS`.
-        full: left to a full run.
     """
+
+    family: ClassVar[str] = "ops"
 
     id: str
     args: tuple[Any, ...]
@@ -74,8 +76,6 @@ class OpCase:
     device_only: str = ""
     listed_only: str = ""
     noise: str = "rounding"
-    full: bool = False
-    family: str = "ops"
 
     def _has_kernel(self, backend: Backend) -> bool:
         return not backend.emulated and not {backend.device_type, backend.id}.isdisjoint(self.only)
@@ -93,12 +93,12 @@ class OpCase:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EntryCase:
+class EntryCase(Row):
     """An op that this machine has no kernel for, seen at its entry alone; ``op`` is its row."""
 
+    family: ClassVar[str] = "ops"
+
     op: OpCase
-    full: bool = False
-    family: str = "ops"
 
     @property
     def id(self) -> str:
@@ -108,6 +108,16 @@ class EntryCase:
         if self.op.device_only and backend.emulated:
             return False
         return self.op.id in cast_policy.declared(backend.device_type) and not self.op.runs_on(backend)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OfDeviceType(Row):
+    """Base of a case that is about a device type as a whole: it runs where autocast has rules at all."""
+
+    family: ClassVar[str] = "ops"
+
+    def runs_on(self, backend: Backend) -> bool:
+        return backend.device_type in cast_policy.DEVICE_TYPES
 
 
 def op(name: str, *args: Any, **fields: Any) -> OpCase:

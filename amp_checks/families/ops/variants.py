@@ -1,28 +1,48 @@
-"""Other ways to call the ops of the table: more dtypes, nested regions, ``dtype=``, ``out=``, in place, as
-users write them.
+"""Other ways to call the ops of the table: every dtype, nested regions, ``dtype=``, ``out=``, in place, as users write
+them; and the check of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
+from amp_checks.families.ops import explicit
+from amp_checks.families.ops.entry import entries
+from amp_checks.families.ops.explicit import Call
+from amp_checks.families.ops.inputs import Plan, make
 from amp_checks.families.ops.rows import OpCase
+from amp_checks.families.ops.trial import Outcome, Trial, in_region, outcome
 from amp_checks.records import cast_policy
+from amp_checks.suite.row import Row
 from amp_checks.torch_api import private
+from amp_checks.torch_api.numerics import dtype_name
+
+REFUSED = "Unexpected floating ScalarType in at::autocast::prioritize"
+"""How ``promote`` refuses a 16-bit float other than the region's."""
+
+PLANS = (
+    *(Plan.OTHER, Plan.FLOAT64, Plan.INT64, Plan.COMPLEX64),
+    *(Plan.FLOAT32_FIRST, Plan.LOW_OTHER, Plan.DOUBLE_FIRST),
+)
+"""The dtype plans that `amp_checks.families.ops.checks` leaves to a full run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Variant(Row):
     """A row of the table called in another way."""
+
+    family: ClassVar[str] = "ops"
+    suffix: ClassVar[str] = ""
 
     op: OpCase
     full: bool = True
-    family: str = "ops"
-    suffix: ClassVar[str] = ""
 
     @property
     def id(self) -> str:
@@ -137,3 +157,175 @@ def uncast_forms(row: OpCase) -> tuple[str, ...]:
 
 def _signature(found: Any) -> list[tuple[str, str]]:
     return list(zip(private.argument_names(found), private.argument_types(found), strict=True))
+
+
+def checks_for(case: Variant) -> Iterator[Check]:
+    match case:
+        case DtypesCase():
+            yield check_every_dtype
+        case NestingCase():
+            yield check_nested_regions
+        case ExplicitDtypeCase():
+            yield check_explicit_dtype
+        case PromotionCase():
+            yield check_promotes_to_widest
+            yield check_promotion_refuses_other_low_dtype
+        case UncastFormCase():
+            yield check_form_is_not_cast
+        case SpellingCase():
+            yield check_spelling_is_cast
+
+
+def check_every_dtype(case: DtypesCase, backend: Backend) -> Iterator[Finding]:
+    """Over every dtype plan, the op receives what its policy says and gives what it gives with explicit casts."""
+    for plan in PLANS:
+        trial = Trial(case.op, backend, plan)
+        if _refuses(trial) or not trial.comparable:
+            continue
+        if trial.without.error is not None:
+            yield trial.same_error(f"{plan}: outcome")
+            continue
+        yield exact(f"{plan}: output dtypes", actual=trial.got.in_words, expected=trial.without.in_words, why=trial.why)
+        yield from trial.same_values(str(plan))
+
+
+def _refuses(trial: Trial) -> bool:
+    """Whether the op's rule promotes and finds a 16-bit float that is not the region's."""
+    lows = set(trial.call.dtypes) & set(explicit.HALVES)
+    return trial.policy is CastPolicy.PROMOTE and bool(lows - {trial.backend.low_dtype})
+
+
+def check_nested_regions(case: NestingCase, backend: Backend) -> Iterator[Finding]:
+    """The rule holds inside a region, not in a disabled one inside it, and again in an enabled one inside that."""
+
+    def here() -> str:
+        return outcome(Call.of(case.op, backend).run).in_words
+
+    plain, cast = here(), Trial(case.op, backend).without.in_words
+    with backend.region():
+        on = here()
+        with backend.region(enabled=False):
+            off_inside = here()
+            with backend.region():
+                on_inside_off = here()
+            off_again = here()
+        on_again = here()
+    for name, got, expected in (
+        ("on", on, cast),
+        ("off inside on", off_inside, plain),
+        ("on inside off inside on", on_inside_off, cast),
+        ("off again", off_again, plain),
+        ("on again", on_again, cast),
+        ("outside again", here(), plain),
+    ):
+        yield exact(
+            f"{name}: output dtypes",
+            actual=got,
+            expected=expected,
+            why="nesting of regions, torch.autocast documentation",
+        )
+
+
+def check_explicit_dtype(case: ExplicitDtypeCase, backend: Backend) -> Iterator[Finding]:
+    """A ``dtype=`` that the user gives is the one that the op gets and returns; autocast does not override it."""
+    for wanted in (backend.low_dtype, torch.float32, torch.float64):
+        for plan in (Plan.FLOAT32, Plan.LOW):
+            trial = Trial(case.op, backend, plan, given={"dtype": wanted})
+            if not trial.comparable:
+                continue
+            subject = f"{plan}: dtype={dtype_name(wanted)}"
+            if trial.without.error is not None:
+                yield trial.same_error(f"{subject}: outcome")
+                continue
+            yield exact(
+                f"{subject}: output dtype",
+                actual=trial.got.in_words,
+                expected=dtype_name(wanted),
+                why="an explicit dtype= is respected, torch.amp documentation",
+            )
+            yield from trial.same_values(subject)
+
+
+def check_promotes_to_widest(case: PromotionCase, backend: Backend) -> Iterator[Finding]:
+    """Any float32 input: all run in float32; only low ones: in the low dtype; float64 is no part of the rule."""
+    for plan in (Plan.FLOAT32, Plan.LOW, Plan.LOW_FIRST, Plan.FLOAT32_FIRST, Plan.DOUBLE_FIRST, Plan.INT64):
+        yield from Trial(case.op, backend, plan).at_entry(stop=True)
+
+
+def check_promotion_refuses_other_low_dtype(case: PromotionCase, backend: Backend) -> Iterator[Finding]:
+    """``promote`` raises on a 16-bit float other than the region's, and says so."""
+    for plan in (Plan.OTHER, Plan.LOW_OTHER):
+        got = in_region(Call.of(case.op, backend, plan), backend)
+        yield exact(
+            f"{plan}: outcome",
+            actual="refused" if REFUSED in (got.error or "") else got.in_words,
+            expected="refused",
+            why=f"{Trial(case.op, backend).why}: {REFUSED}",
+        )
+
+
+def check_form_is_not_cast(case: UncastFormCase, backend: Backend) -> Iterator[Finding]:
+    """``out=`` and in-place forms run in the dtypes they are given: inside a region as outside one."""
+    forms = _FormTrial(case.op, backend, form=case.form)
+    if forms.without.error is not None:
+        yield forms.same_error("outcome")
+        return
+    yield exact(
+        "output dtypes",
+        actual=forms.got.in_words,
+        expected=forms.without.in_words,
+        why="out= and in-place forms are not autocast, torch.amp documentation",
+    )
+    yield from forms.same_values("out")
+
+
+@dataclasses.dataclass(frozen=True)
+class _FormTrial(Trial):
+    """The ``out=`` or in-place ``form`` of an op, inside a region and outside of all."""
+
+    form: str = ""
+
+    @functools.cached_property
+    def without(self) -> Outcome:
+        return outcome(self._call().run)
+
+    def _call(self) -> Call:
+        call = dataclasses.replace(Call.of(self.case, self.backend), name=self.form)
+        if self.form.partition(".")[0].endswith("_"):
+            return call
+        shaped = outcome(Call.of(self.case, self.backend).run).tensors
+        out = {"out": torch.zeros_like(shaped[0]).detach()} if shaped else {}
+        return dataclasses.replace(call, kwargs={**call.kwargs, **out})
+
+
+def check_spelling_is_cast(case: SpellingCase, backend: Backend) -> Iterator[Finding]:
+    """Written as users write it, the op reaches the rule of its overload: dtypes at the entry and of the outputs."""
+    own = (case.op.args if case.args is None else case.args, case.kwargs or case.op.kwargs)
+    function = _resolve(case.path)
+    args, kwargs = make(own, plan=Plan.FLOAT32, low=backend.low_dtype, device=backend.device_type, seed=case.id)
+    trial = Trial(case.op, backend)
+    with entries(case.op.enters or case.op.id) as seen, backend.region():
+        got = outcome(lambda: function(*args, **kwargs))
+    yield exact(
+        f"{case.op.id} reached",
+        actual="yes" if seen else f"no ({got.error or 'no exception'})",
+        expected="yes",
+        why=f"{case.path} is {case.op.id}",
+    )
+    floats = [name for name in (seen[0].dtypes if seen else ()) if name in ("float16", "bfloat16", "float32")]
+    target = explicit.target_dtype(trial.policy, [torch.float32], backend.low_dtype) or torch.float32
+    yield exact(
+        "dtypes at its entry", actual=", ".join(sorted(set(floats))), expected=dtype_name(target), why=trial.why
+    )
+    ran_in = explicit.run_dtype(trial.policy, [torch.float32], backend.low_dtype) or torch.float32
+    yield exact(
+        "output dtypes", actual=got.in_words, expected=", ".join(explicit.output_names(case.op, ran_in)), why=trial.why
+    )
+
+
+def _resolve(path: str) -> Callable[..., Any]:
+    parts = path.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for part in parts[1:]:
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from amp_checks import backends
 from amp_checks.core import Backend
 from amp_checks.suite import planting
 from amp_checks.suite.family import FAMILIES
+from amp_checks.suite.row import Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedCase:
+class PlantedCase(Row):
     """A mutant of the sample, on the backends it was drawn for."""
+
+    family: ClassVar[str] = "planted"
 
     mutant: planting.Mutant
     backend_ids: frozenset[str]
-    family: str = "planted"
-    full: bool = False
 
     @property
     def id(self) -> str:

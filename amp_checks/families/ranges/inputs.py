@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from amp_checks.core import Backend, CastPolicy, SuiteError
 from amp_checks.families.ops.inputs import T, Values, draw, map_leaves, tensors
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy as policy
+from amp_checks.suite.row import Row
 
 Direction = str
 FORWARD: Direction = "forward"
@@ -132,7 +133,7 @@ def nowhere(gives: str, why: str) -> Limits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RangeCase:
+class RangeCase(Row):
     """An op and the magnitudes of its input at which AMP gives what FP32 gives.
 
     Where nothing else is stated, the row claims that AMP is safe wherever the float64 result (and each gradient),
@@ -151,6 +152,8 @@ class RangeCase:
         devices: device types whose ranges were measured.
     """
 
+    family: ClassVar[str] = "fp32-only"
+
     name: str
     op: Callable[..., Any]
     inputs: tuple[Input, ...]
@@ -161,7 +164,6 @@ class RangeCase:
     exact: Callable[..., Any] | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     full: bool = True
-    family: str = "fp32-only"
 
     @property
     def id(self) -> str:

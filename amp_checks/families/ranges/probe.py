@@ -133,13 +133,7 @@ class Probe:
                 expected.to(self._result_dtype(tensor, direction))
                 for expected, tensor in zip(reference, got, strict=True)
             ]
-            found[direction] = judge(
-                got,
-                rounded,
-                reference=reference,
-                alone=alone,
-                low=self.backend.low_dtype,
-            )
+            found[direction] = judge(got, rounded, reference=reference, alone=alone, low=self.backend.low_dtype)
         return found
 
     def _result_dtype(self, result: torch.Tensor, direction: Direction) -> torch.dtype:

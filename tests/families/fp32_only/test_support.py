@@ -12,6 +12,7 @@ import torch
 from amp_checks import backends, cli
 from amp_checks.cli import unsupported
 from amp_checks.core import SuiteError
+from amp_checks.families.fp32_only import sweep
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
 
@@ -87,7 +88,7 @@ def test_a_malformed_record_is_one_message_that_names_its_file(text: str, tmp_pa
 
 
 def test_the_sweep_places_ops_of_each_kind() -> None:
-    found = low_precision.run_here("cpu", ["linalg.inv", "special.i1", "matrix_exp", "softmax.with_dtype", "mm"])
+    found = sweep.run_here("cpu", ["linalg.inv", "special.i1", "matrix_exp", "softmax.with_dtype", "mm"])
     by_name = found.ops["float16"]
 
     assert found.ran
@@ -105,7 +106,7 @@ def test_the_sweep_places_ops_of_each_kind() -> None:
 
 
 def test_what_is_declared_is_never_taken_for_verified() -> None:
-    found = low_precision.run_here("cuda", ["linalg.inv", "mm"], declared=True)
+    found = sweep.run_here("cuda", ["linalg.inv", "mm"], declared=True)
 
     assert not found.ran
     assert not any(of.verified for of in found.ops["float16"].values())
@@ -114,7 +115,7 @@ def test_what_is_declared_is_never_taken_for_verified() -> None:
 
 def test_a_sweep_that_fails_is_one_message() -> None:
     with pytest.raises(SuiteError, match=r"the sweep over torch's op database failed: .*invalid choice"):
-        low_precision.run_here("abacus")
+        sweep.run_here("abacus")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_the_command_runs_the_database_where_it_can(
         asked.append((device, declared))
         return low_precision.record_for(torch.__version__, device)
 
-    monkeypatch.setattr(low_precision, "run_here", run_here)
+    monkeypatch.setattr(sweep, "run_here", run_here)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
     assert cli.entry(["policy", "--unsupported", "--fresh"]) == 0
@@ -229,7 +230,7 @@ def test_what_is_recorded_of_this_torch_and_machine_is_not_run_again(
     record = low_precision.record_for(torch.__version__, "cpu")
     monkeypatch.setattr(torch, "__version__", f"{record.torch}+cpu")
     monkeypatch.setattr(low_precision, "machine", lambda: record.machine)
-    monkeypatch.setattr(low_precision, "run_here", lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr(sweep, "run_here", lambda *_, **__: pytest.fail("it was run"))
     monkeypatch.setattr(backends, "default_ids", lambda: ("cpu-float16", "emulated-cuda-float16"))
     assert cli.entry(["policy", "--unsupported"]) == 0
     told = capsys.readouterr()
@@ -248,7 +249,7 @@ def test_a_fresh_look_without_the_database_is_refused(capsys: pytest.CaptureFixt
     [
         ("gpu-float16", "unknown backend 'gpu-float16'; there are cuda-float16"),
         ("emulated-xpu-float16", "no record of what 'xpu' runs in 16 bits; there are records of cpu, cuda"),
-        ("cuda-float16", "cuda-float16 cannot run: "),
+        ("cuda-float16", "backend cuda-float16 is not available: "),
     ],
 )
 def test_what_cannot_be_looked_up_is_one_message(backend: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,13 @@ import torch
 
 from amp_checks import backends, core
 from amp_checks.core import CastPolicy, Status
-from amp_checks.families.ops import by_hand, checks, error
 from amp_checks.families.ops import cases as table
+from amp_checks.families.ops import checks, error, explicit
 from amp_checks.families.ops.entry import StoppedAtEntry, entries, overload
 from amp_checks.families.ops.inputs import Plan, T, Values, draw, make
 from amp_checks.families.ops.mutants import every_rule
-from amp_checks.families.ops.regions import checks as region_checks
 from amp_checks.families.ops.regions.cases import CASES as REGIONS
+from amp_checks.families.ops.regions.program import Seen, Topic, program
 from amp_checks.families.ops.rows import OpCase, x
 from amp_checks.records import cast_policy
 from amp_checks.suite import collect
@@ -48,8 +48,20 @@ def test_every_case_has_a_check_and_runs_somewhere() -> None:
         assert elsewhere or any(case.runs_on(backend) for backend in every), case.id
 
 
-def test_every_region_row_has_a_program_and_every_program_a_row() -> None:
-    assert {case.program for case in REGIONS} == set(region_checks.PROGRAMS)
+def test_every_topic_of_regions_has_a_program_and_a_check() -> None:
+    assert {case.topic for case in REGIONS} == set(Topic)
+    names = [next(iter(checks.checks_for(case))).__name__ for case in REGIONS]
+    assert len(set(names)) == len(Topic)
+
+
+def test_a_program_that_does_not_report_a_subject_fails_on_it() -> None:
+    @program(Topic.STATE, {"inside": "low", "after": "float32"})
+    def silent(_: core.Backend) -> Seen:
+        return {"inside": "low"}
+
+    result = measure(next(iter(checks.checks_for(silent))), silent, CPU)
+    assert (result.id, result.status) == ("check_region_state-region.silent-cpu-bfloat16", Status.FAILED)
+    assert [(finding.subject, finding.actual) for finding in result.failures] == [("after", None)]
 
 
 @pytest.mark.parametrize("backend", [CPU, EMULATED], ids=lambda backend: backend.id)
@@ -91,7 +103,7 @@ def test_a_row_that_cannot_run_is_an_error_not_a_pass() -> None:
     ):
         result = measure(check, broken, CPU)
         assert result.status is Status.ERROR, check.__name__
-        assert "does not run by hand" in result.message
+        assert "does not run with explicit casts" in result.message
 
 
 def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
@@ -116,7 +128,7 @@ def test_an_op_that_raises_leaves_the_rest_unharmed() -> None:
 def test_where_a_policy_casts_to(
     rule: CastPolicy, dtypes: tuple[torch.dtype, ...], expected: torch.dtype | None
 ) -> None:
-    assert by_hand.target_dtype(rule, dtypes, torch.bfloat16) is expected
+    assert explicit.target_dtype(rule, dtypes, torch.bfloat16) is expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Values if kind is not Values.INTEGERS])

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from amp_checks import backends
-from amp_checks.cli import policy as policy_observed
-from amp_checks.cli import policy_diff
+from amp_checks.cli import policy, policy_diff
 from amp_checks.core import CastPolicy, SuiteError, UsageError
+from amp_checks.families.ops import observed
 from amp_checks.families.ops.cases import OVERLOADS
 from amp_checks.records import cast_policy, fixtures, known_defects
 
@@ -47,7 +47,7 @@ def test_a_table_is_read_with_the_rules_of_a_cuda_build_apart(tmp_path: Path) ->
         ({**GOOD, "source": {}}, "needs its source"),
         ({**GOOD, "policy": {"cuda": {"fp16": ["exp"]}}}, "cuda: unknown policy 'fp16'"),
         ({**GOOD, "policy": {"cuda": {"unlisted": ["exp"]}}}, "cuda: unknown policy 'unlisted'"),
-        ({**GOOD, "policy": {"cuda": {"fp32": ["exp"], "promote": ["exp"]}}}, "'exp' stands twice"),
+        ({**GOOD, "policy": {"cuda": {"fp32": ["exp"], "promote": ["exp"]}}}, "duplicate op 'exp'"),
         ({**GOOD, "policy": {"cuda": {"fp32": "exp"}}}, "cuda: fp32: expected a list"),
         ({**GOOD, "policy": {"cuda": ["exp"]}}, "expected policies"),
         ({**GOOD, "policy": {"abacus": {}}, "source": {"abacus": ""}}, "unknown device type 'abacus'"),
@@ -85,16 +85,16 @@ def test_the_torch_that_runs_registers_exactly_what_is_recorded() -> None:
         assert cast_policy.registered(device) == set(cast_policy.declared(device)), device
 
 
-@pytest.mark.parametrize("backend", policy_observed.default_backends(), ids=lambda backend: backend.id)
+@pytest.mark.parametrize("backend", backends.one_per_device_type(), ids=lambda backend: backend.id)
 def test_every_rule_is_seen_to_do_what_is_recorded(backend: Any) -> None:
-    found = policy_observed.rules(backend)
+    found = observed.rules(backend)
     assert [rule for rule in found if not rule.agrees] == []
     assert {rule.op for rule in found if rule.observed is None} == {rule.op for rule in found if rule.unseen}
     assert len(found) == len(cast_policy.declared(backend.device_type))
 
 
 def test_policy_prints_full_coverage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cast_policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None)) == 0
+    assert policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None, unsupported=False, fresh=False)) == 0
     last = capsys.readouterr().out.splitlines()
     count = len(cast_policy.declared("cpu"))
     assert any(line.split() == ["cpu-bfloat16", "all", *[str(count)] * 3, "100", "%"] for line in last)
@@ -104,21 +104,21 @@ def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend = backends.backend("emulated-cuda-bfloat16")
-    seen = policy_observed.Rule(
+    seen = observed.Rule(
         op="_cudnn_rnn", declared=CastPolicy.LOWER_PRECISION_FP, registered=True, observed=CastPolicy.UNLISTED
     )
-    monkeypatch.setattr(policy_observed, "rules", lambda backend: (seen,))
-    asked = argparse.Namespace(backend=[backend.id], json=None)
+    monkeypatch.setattr(observed, "rules", lambda backend: (seen,))
+    asked = argparse.Namespace(backend=[backend.id], json=None, unsupported=False, fresh=False)
     defects = known_defects.load(fixtures.fixture("known_defects") / "ops.json")
     for known, status, told in ((defects, 0, "known defect cudnn-rnn-rule on"), ((), 1, "DIFFERS")):
         monkeypatch.setattr(known_defects, "registered", lambda known=known: known)
-        assert cast_policy.main(asked) == status
+        assert policy.main(asked) == status
         assert f"{told} {backend.id}: _cudnn_rnn: declared lower_precision_fp" in capsys.readouterr().out
 
 
 def test_policy_refuses_an_unknown_backend() -> None:
     with pytest.raises(UsageError, match="unknown backend 'abacus'"):
-        cast_policy.main(argparse.Namespace(backend=["abacus"], json=None))
+        policy.main(argparse.Namespace(backend=["abacus"], json=None, unsupported=False, fresh=False))
 
 
 def test_the_difference_of_two_recorded_versions() -> None:
@@ -134,7 +134,7 @@ def test_the_difference_of_two_recorded_versions() -> None:
 
 def test_a_saved_table_compares_with_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "now.json"
-    cast_policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file)))
+    policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file), unsupported=False, fresh=False))
     capsys.readouterr()
     version = cast_policy.table_for(torch.__version__).torch
     policy_diff.main(argparse.Namespace(old=str(file), new=version, format="text", output=None))

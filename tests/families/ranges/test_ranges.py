@@ -12,12 +12,11 @@ import torch
 
 from amp_checks import backends, cli
 from amp_checks.core import CastPolicy, Status, SuiteError
-from amp_checks.families.ops import by_hand
 from amp_checks.families.ops.cases import OVERLOADS
+from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ranges import checks, probe
 from amp_checks.families.ranges.cases import CASES, GATE, row
-from amp_checks.families.ranges.exceptions import EXCEPTIONS, NO_KERNEL
 from amp_checks.families.ranges.inputs import (
     DIRECTIONS,
     FLOAT32,
@@ -31,7 +30,7 @@ from amp_checks.families.ranges.inputs import (
     of_table,
     up_to,
 )
-from amp_checks.families.ranges.limits import AT_ZERO, limits
+from amp_checks.families.ranges.limits import AT_ZERO, EXCEPTIONS, NO_KERNEL, limits
 from amp_checks.records import cast_policy
 from amp_checks.report import ranges as report
 from amp_checks.suite.measure import measure
@@ -66,7 +65,7 @@ def test_an_op_said_to_have_no_16_bit_kernel_raises(name: str) -> None:
         assert any(name in table.rules[device] for table in cast_policy.recorded().values() for device in table.rules)
         return
     for backend_id in ("cpu-float16", "cpu-bfloat16"):
-        call = by_hand.call_of(OVERLOADS[name], backends.backend(backend_id), Plan.LOW)
+        call = Call.of(OVERLOADS[name], backends.backend(backend_id), Plan.LOW)
         with pytest.raises(RuntimeError):
             call.run()
 

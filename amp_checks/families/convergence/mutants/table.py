@@ -1,6 +1,6 @@
 """Planted faults of training: cells of the matrix of negative controls, with all the checks that notice each.
 
-The mistakes themselves, and which check must notice them, stand in `convergence_controls`.
+The mistakes themselves, and which check must notice them, are in `amp_checks.families.convergence.mutants.controls`.
 """
 
 from __future__ import annotations

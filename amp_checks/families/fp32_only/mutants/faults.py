@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from amp_checks.core import Backend
-
-LOW = (torch.float16, torch.bfloat16)
+from amp_checks.torch_api.dtypes import LOW
 
 Call = Callable[..., Any]
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
@@ -71,10 +70,7 @@ def regions(wrap: Callable[..., AbstractContextManager[Any]]) -> Plant:
     @contextmanager
     def plant(backend: Backend) -> Iterator[Backend]:
         def faulty(
-            device_type: str,
-            dtype: torch.dtype | None = None,
-            enabled: bool = True,
-            cache_enabled: bool | None = None,
+            device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
         ) -> AbstractContextManager[Any]:
             return wrap(backend, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 

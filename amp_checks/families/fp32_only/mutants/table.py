@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,142 +117,115 @@ def _cpu(backend: Backend) -> bool:
     return backend.device_type == "cpu" and not backend.emulated
 
 
+_fault = functools.partial(Mutant, family="fp32-only", case=CASE)
+
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
+    _fault(
         id="low-precision-call-accepted",
-        family="fp32-only",
         fault="a 16-bit call is computed in float32 in silence",
         plant=faults.everywhere(OP, faults.computes_in_float32),
-        case=CASE,
         killed_by=("check_low_precision_call_raises", "check_low_precision_input_in_region"),
         applies=_real,
     ),
-    Mutant(
+    _fault(
         id="low-precision-support-declared",
-        family="fp32-only",
         fault="the record of declarations says that the op runs in 16 bits",
         plant=_undeclared,
-        case=CASE,
         killed_by=("check_low_precision_call_raises",),
         applies=_emulated,
     ),
-    Mutant(
+    _fault(
         id="forced-fp32-gives-float64",
-        family="fp32-only",
         fault="the op gives float64 inside the disabled region",
         plant=faults.in_disabled_regions(OP, faults.computes_in_float64),
-        case=CASE,
         killed_by=("check_forced_fp32_output", "check_forced_fp32_in_other_ways"),
     ),
-    Mutant(
+    _fault(
         id="forced-fp32-result-rounded",
-        family="fp32-only",
         fault="the result goes through bfloat16 inside the disabled region",
         plant=faults.in_disabled_regions(OP, faults.result_rounded),
-        case=CASE,
         killed_by=_VALUE_CHECKS,
     ),
-    Mutant(
+    _fault(
         id="fp32-kernel-keeps-eleven-bits",
-        family="fp32-only",
         fault="the float32 kernel keeps only as many bits as TF32, with and without AMP",
         plant=faults.everywhere(OP, faults.keeps_eleven_bits),
-        case=CASE,
         killed_by=("check_forced_fp32_accuracy",),
     ),
-    Mutant(
+    _fault(
         id="float-detaches",
-        family="fp32-only",
         fault="float() inside the disabled region cuts the gradient",
         plant=faults.in_disabled_regions(torch.Tensor.float, faults.detaches),
-        case=CASE,
         killed_by=("check_forced_fp32_gradient", "check_forced_fp32_in_other_ways"),
     ),
-    Mutant(
+    _fault(
         id="gradient-of-float-halved",
-        family="fp32-only",
         fault="the gradient of float() inside the disabled region is half of what it should be",
         plant=faults.in_disabled_regions(torch.Tensor.float, faults.halves_gradient),
-        case=CASE,
         killed_by=("check_forced_fp32_gradient", "check_forced_fp32_in_other_ways"),
     ),
-    Mutant(
+    _fault(
         id="disabled-region-stays-enabled",
-        family="fp32-only",
         fault="enabled=False is ignored",
         plant=faults.regions(faults.stays_enabled),
-        case=CASE,
         killed_by=("check_region_comes_back",),
     ),
-    Mutant(
+    _fault(
         id="disabled-region-leaks",
-        family="fp32-only",
         fault="autocast stays off after a disabled region",
         plant=faults.regions(faults.leaks),
-        case=CASE,
         killed_by=("check_forced_fp32_in_other_ways", "check_region_comes_back"),
     ),
-    Mutant(
+    _fault(
         id="remedy-float-in-the-enabled-region",
-        family="fp32-only",
         fault="float() without a disabled region, for an op that autocast lowers",
         plant=remedies.planted(remedies.float_in_enabled_region),
         case="mm",
         killed_by=_ALL_REMEDY_CHECKS,
     ),
-    Mutant(
+    _fault(
         id="remedy-no-cast",
-        family="fp32-only",
         fault="a disabled region without the cast",
         plant=remedies.planted(remedies.no_cast),
         case="mm",
         killed_by=_VALUE_CHECKS,
     ),
-    Mutant(
+    _fault(
         id="remedy-no-cast-raises",
-        family="fp32-only",
         fault="a disabled region without the cast, for an op that has no 16 bits",
         plant=remedies.planted(remedies.no_cast),
-        case=CASE,
         killed_by=_ALL_REMEDY_CHECKS,
         applies=_real,
         crashes=True,
     ),
-    Mutant(
+    _fault(
         id="remedy-result-cast",
-        family="fp32-only",
         fault="the result is cast instead of the input",
         plant=remedies.planted(remedies.result_cast),
         case="mm",
         killed_by=_VALUE_CHECKS,
     ),
-    Mutant(
+    _fault(
         id="remedy-low-on-the-way-in",
-        family="fp32-only",
         fault="an FP32 input goes through the low dtype before it is cast",
         plant=remedies.planted(remedies.low_on_the_way_in),
-        case=CASE,
         killed_by=("check_forced_fp32_output",),
     ),
-    Mutant(
+    _fault(
         id="custom-fwd-casts-nothing",
-        family="fp32-only",
         fault="custom_fwd ignores cast_inputs",
         plant=_custom_fwd_casts_nothing,
         case="mm",
         killed_by=("check_forced_fp32_in_other_ways",),
     ),
-    Mutant(
+    _fault(
         id="decorator-leaves-autocast-off",
-        family="fp32-only",
         fault="a decorated function leaves autocast off",
         plant=_way_left,
-        case=CASE,
         killed_by=("check_forced_fp32_in_other_ways",),
     ),
-    Mutant(
+    _fault(
         id="compiled-kernel-rounded",
-        family="fp32-only",
         fault="the compiled op's result goes through bfloat16",
         plant=faults.in_disabled_regions(torch.quantile, faults.result_rounded),
         case="quantile.compiled",
@@ -259,34 +233,30 @@ MUTANTS: tuple[Mutant, ...] = (
         applies=_cpu,
         full=True,
     ),
-    Mutant(
+    _fault(
         id="rule-of-unsupported-op-removed",
-        family="fp32-only",
         fault="autocast has lost the rule that casts an op's input up",
         plant=_without_rule,
         case="quantile",
         killed_by=("check_low_precision_input_in_region",),
         applies=_cpu,
     ),
-    Mutant(
+    _fault(
         id="unsupported-op-without-row",
-        family="fp32-only",
         fault="one more op is recorded to lack 16 bits",
         plant=_newly_unsupported,
         case="record",
         killed_by=("check_every_unsupported_op_has_a_row",),
     ),
-    Mutant(
+    _fault(
         id="row-without-record",
-        family="fp32-only",
         fault="no record says that an op of the tables lacks 16 bits",
         plant=_unrecorded,
         case="record",
         killed_by=("check_every_row_is_unsupported_somewhere",),
     ),
-    Mutant(
+    _fault(
         id="recorded-lack-is-gone",
-        family="fp32-only",
         fault="an op that is recorded to lack 16 bits runs in them now",
         plant=_lack_is_gone,
         case="record-of-three-run-again",
@@ -294,36 +264,32 @@ MUTANTS: tuple[Mutant, ...] = (
         applies=_cpu,
         full=True,
     ),
-    Mutant(
+    _fault(
         id="value-off-in-a-region",
-        family="fp32-only",
         fault="interpolate gives values 5 % too large inside a region",
         plant=faults.everywhere(functional.interpolate, faults.five_percent_off(in_region=True)),
         case="value.interpolate.bilinear.2d",
         killed_by=("check_value_in_region",),
         applies=_cpu,
     ),
-    Mutant(
+    _fault(
         id="value-off-outside-of-regions",
-        family="fp32-only",
         fault="interpolate gives 16-bit values 5 % too large outside of regions",
         plant=faults.everywhere(functional.interpolate, faults.five_percent_off(in_region=False)),
         case="value.interpolate.bilinear.2d",
         killed_by=("check_low_precision_value",),
         applies=_cpu,
     ),
-    Mutant(
+    _fault(
         id="low-precision-kernel-keeps-eight-bits",
-        family="fp32-only",
         fault="a float16 kernel computes in bfloat16",
         plant=faults.everywhere(functional.interpolate, faults.through_bfloat16),
         case="value.interpolate.bilinear.2d",
         killed_by=("check_low_precision_value", "check_value_in_region"),
         applies=lambda backend: _cpu(backend) and backend.dtype == "float16",
     ),
-    Mutant(
+    _fault(
         id="foreign-memory-read",
-        family="fp32-only",
         fault="one sample of an image comes from memory beyond it",
         plant=faults.everywhere(functional.grid_sample, faults.one_foreign_value),
         case="value.grid_sample.nearest.border.181x181",

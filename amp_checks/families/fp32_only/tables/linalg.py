@@ -89,14 +89,10 @@ ROWS: tuple[Fp32OnlyCase, ...] = (
     Fp32OnlyCase(declared="linalg.qr", op=linalg.qr, inputs=REGULAR),
     Fp32OnlyCase(declared="geqrf", op=torch.geqrf, inputs=REGULAR, differentiable=False),
     Fp32OnlyCase(
-        declared="ormqr",
-        op=lambda a, tau, b: torch.ormqr(a, tau[0], b),
-        inputs=(*_COLUMNS, Input(shape=(8, 3))),
+        declared="ormqr", op=lambda a, tau, b: torch.ormqr(a, tau[0], b), inputs=(*_COLUMNS, Input(shape=(8, 3)))
     ),
     Fp32OnlyCase(
-        declared="linalg.householder_product",
-        op=lambda a, tau: linalg.householder_product(a, tau[0]),
-        inputs=_COLUMNS,
+        declared="linalg.householder_product", op=lambda a, tau: linalg.householder_product(a, tau[0]), inputs=_COLUMNS
     ),
     Fp32OnlyCase(declared="svd", op=lambda a: _svd(*torch.svd(a)), inputs=SPREAD),
     Fp32OnlyCase(declared="linalg.svd", op=lambda a: _svd(*linalg.svd(a, full_matrices=False)), inputs=SPREAD),

@@ -39,12 +39,7 @@ ROWS: tuple[Fp32OnlyCase, ...] = (
     Fp32OnlyCase(
         declared="histc", op=lambda x: torch.histc(x, bins=4, min=-4, max=4), inputs=VECTOR, differentiable=False
     ),
-    Fp32OnlyCase(
-        declared="histogram",
-        op=lambda x: torch.histogram(x, bins=4),
-        inputs=VECTOR,
-        differentiable=False,
-    ),
+    Fp32OnlyCase(declared="histogram", op=lambda x: torch.histogram(x, bins=4), inputs=VECTOR, differentiable=False),
     Fp32OnlyCase(
         declared="histogramdd",
         op=lambda x: torch.histogramdd(x[:, :2].contiguous(), bins=[2, 2])[0],

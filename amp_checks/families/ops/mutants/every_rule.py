@@ -11,14 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from amp_checks.cli import policy as policy_observed
+from amp_checks import backends
 from amp_checks.core import Backend, CastPolicy, Status, SuiteError
 from amp_checks.families.ops import checks
 from amp_checks.families.ops.cases import CASES, OVERLOADS, BannedCase, RegistrationCase
 from amp_checks.families.ops.mutants import faults
 from amp_checks.families.ops.rows import EntryCase, OpCase
 from amp_checks.families.ops.variants import ExplicitDtypeCase, PromotionCase, Variant
-from amp_checks.records import cast_policy as policy
+from amp_checks.records import cast_policy
 from amp_checks.suite import planting
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Mutant, Tally
@@ -81,11 +81,11 @@ class _Count:
     seconds: float = 0.0
 
 
-def break_every_rule(progress: Progress, backends: tuple[Backend, ...] | None = None) -> Iterator[Tally]:
+def break_every_rule(progress: Progress, chosen: tuple[Backend, ...] = ()) -> Iterator[Tally]:
     """One tally per device type, kind of fault and policy; names of the hard cases go to ``progress``."""
-    for backend in policy_observed.default_backends() if backends is None else backends:
+    for backend in chosen or backends.one_per_device_type():
         counts: dict[tuple[str, CastPolicy], _Count] = defaultdict(_Count)
-        for name, rule in sorted(policy.declared(backend.device_type).items()):
+        for name, rule in sorted(cast_policy.declared(backend.device_type).items()):
             for fault in faults_of(name, rule):
                 _try(fault, case_for(name, fault.kind, backend), backend, counts[fault.kind, rule])
         for (kind, rule), count in sorted(counts.items()):

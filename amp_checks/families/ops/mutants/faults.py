@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_checks.core import Backend
-from amp_checks.families.ops.by_hand import CASTABLE
 from amp_checks.families.ops.entry import overload
+from amp_checks.families.ops.explicit import CASTABLE
 from amp_checks.families.ops.inputs import map_leaves
 from amp_checks.torch_api import private
 
@@ -161,10 +161,7 @@ def _prelu_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tenso
     return torch.where(x > 0, gradient, gradient * weight), torch.where(x > 0, 0.0, gradient * x)
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
-    "_prelu_kernel": _prelu,
-    "_prelu_kernel_backward": _prelu_backward,
-}
+FORMULAS: dict[str, Callable[..., Any]] = {"_prelu_kernel": _prelu, "_prelu_kernel_backward": _prelu_backward}
 """What the leaf ops whose kernels are made faulty compute."""
 
 

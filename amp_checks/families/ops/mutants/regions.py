@@ -1,20 +1,63 @@
-"""Planted faults of regions, of the weight cache, and of what stands around them."""
+"""Planted faults of regions, of the weight cache, and of what stands around them; each has its row on it."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 
 from amp_checks.core import Backend
 from amp_checks.families.ops.mutants import faults
-from amp_checks.families.ops.regions.cases import DEFAULT_DTYPES
+from amp_checks.families.ops.regions.state import DEFAULT_DTYPES
 from amp_checks.suite.planting import Mutant
+
+Fault = TypeVar("Fault")
+
+MUTANTS: list[Mutant] = []
+
+
+def _everywhere(_: Backend) -> bool:
+    return True
+
+
+def _real(backend: Backend) -> bool:
+    return not backend.emulated
+
+
+def _not_in_default_dtype(backend: Backend) -> bool:
+    return backend.dtype != DEFAULT_DTYPES[backend.device_type]
+
+
+def _fault(
+    name: str,
+    fault: str,
+    case: str,
+    check: str,
+    *,
+    plant: Callable[[Any], faults.Plant] = lambda faulty: faulty,
+    applies: Callable[[Backend], bool] = _everywhere,
+) -> Callable[[Fault], Fault]:
+    """Make a mutant of what is decorated: of ``plant`` of it, a context manager as it is."""
+
+    def made(faulty: Fault) -> Fault:
+        MUTANTS.append(
+            Mutant(
+                id=name,
+                family="ops",
+                fault=fault,
+                plant=plant(faulty),
+                case=f"region.{case}",
+                killed_by=(f"check_{check}",),
+                applies=applies,
+            )
+        )
+        return faulty
+
+    return made
 
 
 class _Region:
@@ -33,6 +76,14 @@ class _Region:
         return self.region(function)
 
 
+def _regions(kind: type[_Region]) -> faults.Plant:
+    def factory(backend: Backend) -> Any:
+        return lambda device_type, **kwargs: kind(backend.autocast(device_type, **kwargs), device_type)
+
+    return faults.with_autocast(factory)
+
+
+@_fault("region-stays-on", "leaving a region turns nothing off", "nested", "region_state", plant=_regions)
 class _StaysOn(_Region):
     def __exit__(self, *error: object) -> Any:
         result = self.region.__exit__(*error)
@@ -40,6 +91,13 @@ class _StaysOn(_Region):
         return result
 
 
+@_fault(
+    "region-keeps-dtype",
+    "leaving a region keeps its dtype",
+    *("nested", "region_state"),
+    plant=_regions,
+    applies=_not_in_default_dtype,
+)
 class _KeepsDtype(_Region):
     def __exit__(self, *error: object) -> Any:
         dtype = torch.get_autocast_dtype(self.device_type)
@@ -48,36 +106,33 @@ class _KeepsDtype(_Region):
         return result
 
 
+@_fault(
+    "region-takes-anything",
+    "a region refuses no argument",
+    *("bad_arguments", "region_arguments"),
+    plant=faults.with_autocast,
+)
+def _takes_anything(_: Backend) -> Any:
+    return lambda *_args, **_kwargs: nullcontext()
+
+
+@_fault(
+    "decorator-ignored",
+    "a decorated function runs outside the region",
+    *("decorated_function", "region_decorates"),
+    plant=_regions,
+)
 class _DecoratesNothing(_Region):
     def __call__(self, function: Any) -> Any:
         return function
 
 
-def _wrapped(kind: type[_Region]) -> Callable[[Backend], Any]:
-    def factory(backend: Backend) -> Any:
-        return lambda device_type, **kwargs: kind(backend.autocast(device_type, **kwargs), device_type)
-
-    return factory
-
-
-def _takes_anything(_: Backend) -> Any:
-    return lambda *_args, **_kwargs: nullcontext()
-
-
-def _without_cache(backend: Backend) -> Any:
-    return lambda device_type, **kwargs: backend.autocast(device_type, **{**kwargs, "cache_enabled": False})
-
-
-@contextmanager
-def _cache_never_cleared(backend: Backend) -> Iterator[Backend]:
-    clear = torch.clear_autocast_cache
-    try:
-        with mock.patch.object(torch, "clear_autocast_cache", return_value=None):
-            yield backend
-    finally:
-        clear()
-
-
+@_fault(
+    "region-inherited-by-threads",
+    "autocast is on in a new thread",
+    *("new_thread", "region_is_of_its_thread"),
+    applies=_real,
+)
 @contextmanager
 def _inherited_by_threads(backend: Backend) -> Iterator[Backend]:
     run = threading.Thread.run
@@ -90,6 +145,32 @@ def _inherited_by_threads(backend: Backend) -> Iterator[Backend]:
         yield backend
 
 
+@_fault("cache-never-cleared", "the weight cache outlives its region", "cache_hits", "weight_cache")
+@contextmanager
+def _cache_never_cleared(backend: Backend) -> Iterator[Backend]:
+    clear = torch.clear_autocast_cache
+    try:
+        with mock.patch.object(torch, "clear_autocast_cache", return_value=None):
+            yield backend
+    finally:
+        clear()
+
+
+@_fault("cache-not-used", "a parameter is cast at each use", "cache_hits", "weight_cache", plant=faults.with_autocast)
+def _without_cache(backend: Backend) -> Any:
+    return lambda device_type, **kwargs: backend.autocast(device_type, **{**kwargs, "cache_enabled": False})
+
+
+_fault(
+    "gradient-off-linear",
+    "gradients through linear inside a region are two units of the last place too large",
+    *("gradient_dtypes", "region_gradients"),
+)(faults.with_rule("linear", faults.lowering_then("linear", faults.gradient_off)))
+
+
+@_fault(
+    "custom-states-ignored", "custom_fwd and custom_bwd do nothing", *("custom_function_casting", "custom_functions")
+)
 @contextmanager
 def _custom_states_ignored(backend: Backend) -> Iterator[Backend]:
     def plain(*_: Any, **__: Any) -> Callable[[Any], Any]:
@@ -99,6 +180,20 @@ def _custom_states_ignored(backend: Backend) -> Iterator[Backend]:
         yield backend
 
 
+_fault(
+    "region-missed-by-vmap",
+    "a function under vmap runs as if there were no region",
+    *("vmapped", "function_transforms"),
+    plant=faults.with_autocast,
+)(_takes_anything)
+
+
+@_fault(
+    "compiled-without-autocast",
+    "a compiled function runs without the region around it",
+    *("compiled_parity", "compiled_as_eager"),
+    applies=_real,
+)
 @contextmanager
 def _compiled_without_autocast(backend: Backend) -> Iterator[Backend]:
     def compiled(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
@@ -112,104 +207,6 @@ def _compiled_without_autocast(backend: Backend) -> Iterator[Backend]:
         yield backend
 
 
-def _real(backend: Backend) -> bool:
-    return not backend.emulated
-
-
-def _not_in_default_dtype(backend: Backend) -> bool:
-    return backend.dtype != DEFAULT_DTYPES[backend.device_type]
-
-
-def _fault(name: str, plant: faults.Plant, fault: str, case: str, check: str) -> Mutant:
-    return Mutant(id=name, family="ops", fault=fault, plant=plant, case=f"region.{case}", killed_by=(f"check_{check}",))
-
-
-def _kind(kind: type[_Region]) -> faults.Plant:
-    return faults.with_autocast(_wrapped(kind))
-
-
-def _on_real(mutant: Mutant) -> Mutant:
-    return dataclasses.replace(mutant, applies=_real)
-
-
-MUTANTS: tuple[Mutant, ...] = (
-    _fault("region-stays-on", _kind(_StaysOn), "leaving a region turns nothing off", "nested", "region_state"),
-    dataclasses.replace(
-        _fault("region-keeps-dtype", _kind(_KeepsDtype), "leaving a region keeps its dtype", "nested", "region_state"),
-        applies=_not_in_default_dtype,
-    ),
-    _fault(
-        "region-takes-anything",
-        faults.with_autocast(_takes_anything),
-        "a region refuses no argument",
-        "bad_arguments",
-        "region_arguments",
-    ),
-    _fault(
-        "decorator-ignored",
-        _kind(_DecoratesNothing),
-        "a decorated function runs outside the region",
-        "decorated_function",
-        "region_decorates",
-    ),
-    _on_real(
-        _fault(
-            "region-inherited-by-threads",
-            _inherited_by_threads,
-            "autocast is on in a new thread",
-            "new_thread",
-            "region_is_of_its_thread",
-        )
-    ),
-    _fault(
-        "cache-never-cleared",
-        _cache_never_cleared,
-        "the weight cache outlives its region",
-        "cache_hits",
-        "weight_cache",
-    ),
-    _fault(
-        "cache-not-used",
-        faults.with_autocast(_without_cache),
-        "a parameter is cast at each use",
-        "cache_hits",
-        "weight_cache",
-    ),
-    _fault(
-        "gradient-off-linear",
-        faults.with_rule("linear", faults.lowering_then("linear", faults.gradient_off)),
-        "gradients through linear inside a region are two units of the last place too large",
-        "gradient_dtypes",
-        "region_gradients",
-    ),
-    _fault(
-        "custom-states-ignored",
-        _custom_states_ignored,
-        "custom_fwd and custom_bwd do nothing",
-        "custom_function_casting",
-        "custom_functions",
-    ),
-    _fault(
-        "region-missed-by-vmap",
-        faults.with_autocast(_takes_anything),
-        "a function under vmap runs as if there were no region",
-        "vmapped",
-        "function_transforms",
-    ),
-    _on_real(
-        _fault(
-            "compiled-without-autocast",
-            _compiled_without_autocast,
-            "a compiled function runs without the region around it",
-            "compiled_parity",
-            "compiled_as_eager",
-        )
-    ),
-    _fault(
-        "float64-product-lowered",
-        faults.with_rule("mm", faults.casting_float64_too("mm")),
-        "mm lowers float64 inputs",
-        "float64_meets",
-        "mixed_dtypes",
-    ),
+_fault("float64-product-lowered", "mm lowers float64 inputs", "float64_meets", "mixed_dtypes")(
+    faults.with_rule("mm", faults.casting_float64_too("mm"))
 )

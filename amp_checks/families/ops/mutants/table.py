@@ -6,13 +6,14 @@ The faults of every single rule (removed, turned to another policy) are counted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops import sweep
-from amp_checks.families.ops.mutants import faults, regions, variants
+from amp_checks.families.ops.mutants import faults, regions
 from amp_checks.families.ops.mutants.every_rule import break_every_rule
 from amp_checks.records import cast_policy
 from amp_checks.suite.planting import Mutant
@@ -26,43 +27,49 @@ GRADIENT_DTYPE = "check_gradient_dtype"
 GRADIENT_VALUES = "check_gradient_matches_casting_by_hand"
 GRADIENT_ERROR = "check_gradient_error"
 
+_FORWARD = (ENTRY, OUTPUT, VALUES)
+_CAST = (*_FORWARD, GRADIENT_VALUES)
+_LOST = (ENTRY, OUTPUT, VALUES, ERROR, GRADIENT_VALUES, GRADIENT_ERROR)
+"""An op in the low dtype where float32 is due: what is lost shows against float64 as well."""
 
-def _where(op: str, *policies: CastPolicy) -> Any:
-    def applies(backend: Backend) -> bool:
-        return cast_policy.of(op, backend.device_type) in policies
+_LOWER, _FP32, _PROMOTE = CastPolicy.LOWER_PRECISION_FP, CastPolicy.FP32, CastPolicy.PROMOTE
+_APPEND, _SET, _BANNED = CastPolicy.FP32_APPEND_DTYPE, CastPolicy.FP32_SET_OPT_DTYPE, CastPolicy.BANNED
 
-    return applies
+_fault = functools.partial(Mutant, family="ops")
 
 
 def _float16(backend: Backend) -> bool:
     return backend.dtype == "float16"
 
 
-def _rule(name: str, op: str, rule: faults.Rule, fault: str, killed_by: Sequence[str], *policies: CastPolicy) -> Mutant:
-    return Mutant(
+def _rule(
+    name: str, op: str, rule: faults.Rule, fault: str, killed_by: tuple[str, ...], *policies: CastPolicy, case: str = ""
+) -> Mutant:
+    """A faulty rule of an op, tried on its row or on another ``case``, where it has one of the policies (none: all)."""
+
+    def applies(backend: Backend) -> bool:
+        return not policies or cast_policy.of(op, backend.device_type) in policies
+
+    return _fault(
         id=name,
-        family="ops",
         fault=fault,
         plant=faults.with_rule(op, rule),
-        case=op,
-        killed_by=tuple(killed_by),
-        applies=_where(op, *policies),
+        case=case or op,
+        killed_by=killed_by,
+        applies=applies,
     )
 
 
-_LOWER, _FP32, _PROMOTE = CastPolicy.LOWER_PRECISION_FP, CastPolicy.FP32, CastPolicy.PROMOTE
+def _to_low(op: str) -> faults.Rule:
+    return faults.casting_to(op, faults.low)
 
-_APPEND, _SET, _BANNED = CastPolicy.FP32_APPEND_DTYPE, CastPolicy.FP32_SET_OPT_DTYPE, CastPolicy.BANNED
+
+def _mm(spoil: Callable[[Any, tuple[Any, ...]], Any]) -> faults.Rule:
+    return faults.lowering_then("mm", spoil)
+
 
 RULES = (
-    _rule(
-        "rule-removed-mm",
-        "mm",
-        faults.removed,
-        "mm has no rule",
-        (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES),
-        _LOWER,
-    ),
+    _rule("rule-removed-mm", "mm", faults.removed, "mm has no rule", _CAST, _LOWER),
     _rule(
         "rule-removed-linear",
         "linear",
@@ -72,84 +79,52 @@ RULES = (
         _LOWER,
     ),
     _rule(
-        "rule-turned-fp32-bmm",
-        "bmm",
-        faults.casting_to("bmm", faults.float32),
-        "bmm runs in float32",
-        (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES),
-        _LOWER,
+        "rule-turned-fp32-bmm", "bmm", faults.casting_to("bmm", faults.float32), "bmm runs in float32", _CAST, _LOWER
+    ),
+    _rule("rule-turned-low-mse_loss", "mse_loss", _to_low("mse_loss"), "mse_loss runs in the low dtype", _LOST, _FP32),
+    _rule(
+        "rule-removed-mse_loss", "mse_loss", faults.removed, "mse_loss runs in the dtype of its inputs", _FORWARD, _FP32
     ),
     _rule(
-        "rule-turned-low-mse_loss",
-        "mse_loss",
-        faults.casting_to("mse_loss", faults.low),
-        "mse_loss runs in the low dtype",
-        (ENTRY, OUTPUT, VALUES, ERROR, GRADIENT_VALUES, GRADIENT_ERROR),
-        _FP32,
+        "rule-removed-softmax.int", "softmax.int", faults.removed, "softmax is not told to give float32", _FORWARD, _SET
     ),
     _rule(
-        "rule-removed-mse_loss",
-        "mse_loss",
-        faults.removed,
-        "mse_loss runs in the dtype of its inputs",
-        (ENTRY, OUTPUT, VALUES),
-        _FP32,
-    ),
-    _rule(
-        "rule-removed-softmax.int",
-        "softmax.int",
-        faults.removed,
-        "softmax is not told to give float32",
-        (ENTRY, OUTPUT, VALUES),
-        _SET,
-    ),
-    _rule(
-        "rule-removed-norm.Scalar",
-        "norm.Scalar",
-        faults.removed,
-        "norm is not told to give float32",
-        (ENTRY, OUTPUT, VALUES),
-        _APPEND,
+        "rule-removed-norm.Scalar", "norm.Scalar", faults.removed, "norm is not told to give float32", _FORWARD, _APPEND
     ),
     _rule(
         "rule-turned-low-addcmul",
         "addcmul",
-        faults.casting_to("addcmul", faults.low),
+        _to_low("addcmul"),
         "addcmul runs in the low dtype where one input is float32",
-        (ENTRY, OUTPUT, VALUES, ERROR, GRADIENT_VALUES, GRADIENT_ERROR),
+        _LOST,
         _PROMOTE,
     ),
     _rule(
         "rule-turned-low-stack",
         "stack",
-        faults.casting_to("stack", faults.low),
+        _to_low("stack"),
         "stack runs in the low dtype where one input is float32",
-        (ENTRY, OUTPUT, VALUES, ERROR),
+        (*_FORWARD, ERROR),
         _PROMOTE,
     ),
     _rule(
         "rule-added-reflection_pad1d",
         "reflection_pad1d",
-        faults.casting_to("reflection_pad1d", faults.low),
+        _to_low("reflection_pad1d"),
         "an unlisted op runs in the low dtype",
-        (ENTRY, OUTPUT, VALUES, ERROR, GRADIENT_VALUES, GRADIENT_ERROR),
+        _LOST,
         CastPolicy.UNLISTED,
     ),
 )
 
 RESULTS = (
     _rule(
-        "result-widened",
-        "mm",
-        faults.lowering_then("mm", faults.widened),
-        "mm runs in the low dtype and hands on float32",
-        (OUTPUT,),
-        _LOWER,
+        "result-widened", "mm", _mm(faults.widened), "mm runs in the low dtype and hands on float32", (OUTPUT,), _LOWER
     ),
     _rule(
         "result-last-bit-off",
         "mm",
-        faults.lowering_then("mm", faults.last_bit_off),
+        _mm(faults.last_bit_off),
         "one value of mm inside a region is off by its last bit",
         (VALUES,),
         _LOWER,
@@ -157,7 +132,7 @@ RESULTS = (
     _rule(
         "input-changed",
         "mm",
-        faults.lowering_then("mm", faults.first_input_doubled),
+        _mm(faults.first_input_doubled),
         "mm doubles its first input after use",
         (INPUTS,),
         _LOWER,
@@ -165,68 +140,37 @@ RESULTS = (
     _rule(
         "gradient-off",
         "mm",
-        faults.lowering_then("mm", faults.gradient_off),
+        _mm(faults.gradient_off),
         "gradients through mm inside a region are two units of the last place too large",
         (GRADIENT_VALUES,),
         _LOWER,
     ),
 )
 
-
-def _kernel(name: str, op: str, spoil: Any, fault: str, killed_by: str, *, applies: Any) -> Mutant:
-    return Mutant(
-        id=name,
-        family="ops",
-        fault=fault,
-        plant=faults.with_kernel(op, spoil),
-        case="prelu",
-        killed_by=(killed_by,),
-        applies=applies,
-    )
-
-
-def _everywhere(_: Backend) -> bool:
-    return True
-
-
 KERNELS = (
-    _kernel(
-        "kernel-one-element-wrong",
-        "_prelu_kernel",
-        faults.one_element_wrong,
-        "the 16-bit kernel gets one value a tenth too large",
-        ERROR,
-        applies=_everywhere,
+    _fault(
+        id="kernel-one-element-wrong",
+        fault="the 16-bit kernel gets one value a tenth too large",
+        plant=faults.with_kernel("_prelu_kernel", faults.one_element_wrong),
+        case="prelu",
+        killed_by=(ERROR,),
     ),
-    _kernel(
-        "kernel-bfloat16-passed-off",
-        "_prelu_kernel",
-        faults.through_bfloat16,
-        "the float16 kernel computes in bfloat16",
-        ERROR,
+    _fault(
+        id="kernel-bfloat16-passed-off",
+        fault="the float16 kernel computes in bfloat16",
+        plant=faults.with_kernel("_prelu_kernel", faults.through_bfloat16),
+        case="prelu",
+        killed_by=(ERROR,),
         applies=_float16,
     ),
-    _kernel(
-        "gradient-kernel-one-element-wrong",
-        "_prelu_kernel_backward",
-        faults.one_element_wrong,
-        "the 16-bit kernel of the backward pass gets one value a tenth too large",
-        GRADIENT_ERROR,
-        applies=_everywhere,
+    _fault(
+        id="gradient-kernel-one-element-wrong",
+        fault="the 16-bit kernel of the backward pass gets one value a tenth too large",
+        plant=faults.with_kernel("_prelu_kernel_backward", faults.one_element_wrong),
+        case="prelu",
+        killed_by=(GRADIENT_ERROR,),
     ),
 )
-
-
-def _region(name: str, factory: Any, fault: str, killed_by: Sequence[str], applies: Any = _everywhere) -> Mutant:
-    return Mutant(
-        id=name,
-        family="ops",
-        fault=fault,
-        plant=faults.with_autocast(factory),
-        case="mm",
-        killed_by=tuple(killed_by),
-        applies=applies,
-    )
 
 
 def _ignored(_: Backend) -> Any:
@@ -241,24 +185,31 @@ def _other_dtype(backend: Backend) -> Any:
 
 
 REGIONS = (
-    _region("autocast-ignored", _ignored, "a region changes nothing", (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES)),
-    _region(
-        "autocast-in-bfloat16",
-        _other_dtype,
-        "a float16 region runs in bfloat16",
-        (ENTRY, OUTPUT, VALUES, ERROR, GRADIENT_VALUES),
-        _float16,
+    _fault(
+        id="autocast-ignored",
+        fault="a region changes nothing",
+        plant=faults.with_autocast(_ignored),
+        case="mm",
+        killed_by=_CAST,
     ),
-    _region(
-        "autocast-in-float16",
-        _other_dtype,
-        "a bfloat16 region runs in float16",
-        (ENTRY, OUTPUT, VALUES, GRADIENT_VALUES),
-        lambda backend: not _float16(backend),
+    _fault(
+        id="autocast-in-bfloat16",
+        fault="a float16 region runs in bfloat16",
+        plant=faults.with_autocast(_other_dtype),
+        case="mm",
+        killed_by=(*_FORWARD, ERROR, GRADIENT_VALUES),
+        applies=_float16,
     ),
-    Mutant(
+    _fault(
+        id="autocast-in-float16",
+        fault="a bfloat16 region runs in float16",
+        plant=faults.with_autocast(_other_dtype),
+        case="mm",
+        killed_by=_CAST,
+        applies=lambda backend: not _float16(backend),
+    ),
+    _fault(
         id="gradients-stay-low",
-        family="ops",
         fault="gradients of float32 leaves come back in the low dtype",
         plant=faults.low_gradients,
         case="mm",
@@ -266,61 +217,110 @@ REGIONS = (
     ),
 )
 
-
-def _elsewhere(
-    name: str, op: str, rule: faults.Rule, fault: str, killer: tuple[str, str], *policies: CastPolicy
-) -> Mutant:
-    return Mutant(
-        id=name,
-        family="ops",
-        fault=fault,
-        plant=faults.with_rule(op, rule),
-        case=killer[0],
-        killed_by=(killer[1],),
-        applies=_where(op, *policies),
-    )
-
+_BAN, _REGISTRATIONS = ("check_banned_op_raises",), ("check_registrations",)
 
 LISTS = (
-    _elsewhere(
+    _rule(
         "ban-lifted",
         "binary_cross_entropy",
         faults.removed,
         "binary_cross_entropy runs inside a region",
-        ("binary_cross_entropy.banned", "check_banned_op_raises"),
+        _BAN,
         _BANNED,
+        case="binary_cross_entropy.banned",
     ),
-    _elsewhere(
+    _rule(
         "ban-reworded",
         "binary_cross_entropy",
         faults.refusing("not here"),
         "binary_cross_entropy raises without saying what to use",
-        ("binary_cross_entropy.banned", "check_banned_op_raises"),
+        _BAN,
         _BANNED,
+        case="binary_cross_entropy.banned",
     ),
-    _elsewhere(
-        "rule-missing",
-        "mm",
-        faults.removed,
-        "the rule of mm is gone",
-        ("registrations", "check_registrations"),
-        _LOWER,
-    ),
-    _elsewhere(
+    _rule("rule-missing", "mm", faults.removed, "the rule of mm is gone", _REGISTRATIONS, _LOWER, case="registrations"),
+    _rule(
         "rule-not-at-work",
         "linear",
         faults.removed,
         "linear reaches its kernel uncast; the addmm inside it is cast",
-        ("rules", "check_every_rule"),
+        ("check_every_rule",),
         _LOWER,
+        case="rules",
     ),
-    _elsewhere(
+    _rule(
         "rule-unknown",
         "tanh",
         faults.casting_to("tanh", faults.float32),
         "tanh has a rule that no row knows",
-        ("registrations", "check_registrations"),
+        _REGISTRATIONS,
         CastPolicy.UNLISTED,
+        case="registrations",
+    ),
+)
+
+_WIDEST, _REFUSES = ("check_promotes_to_widest",), ("check_promotion_refuses_other_low_dtype",)
+
+VARIANTS = (
+    _rule(
+        "float64-cast-too",
+        "mm",
+        faults.casting_float64_too("mm"),
+        "mm lowers float64 inputs",
+        ("check_every_dtype",),
+        case="mm.dtypes",
+    ),
+    _fault(
+        id="disabled-region-ignored",
+        fault="a disabled region inside a region stays on",
+        plant=faults.with_autocast(faults.never_disabled),
+        case="mm.nesting",
+        killed_by=("check_nested_regions",),
+    ),
+    _rule(
+        "explicit-dtype-overridden",
+        "prod",
+        faults.forcing_float32("prod"),
+        "prod gives float32 whatever dtype= says",
+        ("check_explicit_dtype",),
+        case="prod.dtype",
+    ),
+    *(
+        _rule(
+            f"promotion-to-narrowest-{op}",
+            op,
+            faults.promoting(op, widest=False),
+            f"{op} of a float32 and a low input runs in the low dtype",
+            _WIDEST,
+            case=f"{op}.promotion",
+        )
+        for op in ("addcmul", "cat")
+    ),
+    *(
+        _rule(
+            f"promotion-takes-any-{op}",
+            op,
+            faults.promoting(op, refuses=False),
+            f"{op} takes a 16-bit float that is not the region's",
+            _REFUSES,
+            case=f"{op}.promotion",
+        )
+        for op in ("addcmul", "cat")
+    ),
+    _rule(
+        "out-form-cast",
+        "mm.out",
+        faults.casting_out_form("mm"),
+        "mm(out=) computes in the low dtype",
+        ("check_form_is_not_cast",),
+    ),
+    _rule(
+        "rule-missed-by-spelling",
+        "mm",
+        faults.removed,
+        "torch.mm reaches no rule",
+        ("check_spelling_is_cast",),
+        case="torch.mm",
     ),
 )
 
@@ -328,33 +328,20 @@ LISTS = (
 @contextmanager
 def _tanh_lowered(backend: Backend) -> Iterator[Backend]:
     """Here, and in the process in which the op database is looked at."""
-    rule = faults.with_rule("tanh", faults.casting_to("tanh", faults.low))
-    with sweep.planted_in_sweeps("unlisted-op-lowered"), rule(backend) as faulty:
+    with sweep.planted_in_sweeps("unlisted-op-lowered"), faults.with_rule("tanh", _to_low("tanh"))(backend) as faulty:
         yield faulty
 
 
-DATABASE = (
-    Mutant(
-        id="unlisted-op-lowered",
-        family="ops",
-        fault="tanh, which has no rule, runs in the low dtype",
-        plant=_tanh_lowered,
-        case="op-database.sample",
-        killed_by=("check_op_database",),
-        full=True,
-    ),
+DATABASE = _fault(
+    id="unlisted-op-lowered",
+    fault="tanh, which has no rule, runs in the low dtype",
+    plant=_tanh_lowered,
+    case="op-database.sample",
+    killed_by=("check_op_database",),
+    full=True,
 )
 
-MUTANTS: tuple[Mutant, ...] = (
-    *RULES,
-    *RESULTS,
-    *KERNELS,
-    *REGIONS,
-    *LISTS,
-    *variants.MUTANTS,
-    *regions.MUTANTS,
-    *DATABASE,
-)
+MUTANTS: tuple[Mutant, ...] = (*(*RULES, *RESULTS, *KERNELS, *REGIONS, *LISTS, *VARIANTS), *regions.MUTANTS, DATABASE)
 
 BULK = (break_every_rule,)
 """More faults for the self-test: every rule of every device type."""

@@ -55,16 +55,7 @@ POINTWISE = (
 
 NORMS = (
     op(
-        "batch_norm",
-        x(4, 3, 5),
-        x(3),
-        x(3),
-        x(3, grad=False),
-        x(3, draw=POSITIVE, grad=False),
-        False,
-        0.1,
-        1e-5,
-        False,
+        "batch_norm", x(4, 3, 5), x(3), x(3), x(3, grad=False), x(3, draw=POSITIVE, grad=False), False, 0.1, 1e-5, False
     ),
     op("group_norm", x(4, 6, 5), 2, x(6), x(6)),
     op("layer_norm", x(4, 6), [6], x(6), x(6)),

@@ -68,12 +68,7 @@ _WRITTEN: tuple[tuple[str, str, tuple[Any, ...] | None, dict[str, Any]], ...] = 
     ("torch.nn.functional.nll_loss", "nll_loss", (x(5, 4, draw=LOG_SOFTMAX), _CLASSES), {}),
     ("torch.nn.functional.cross_entropy", "cross_entropy_loss", (x(5, 4), _CLASSES), {}),
     ("torch.nn.functional.binary_cross_entropy", "binary_cross_entropy", (x(4, 5, draw=UNIT), x(4, 5, draw=UNIT)), {}),
-    (
-        f"{_F}.binary_cross_entropy_with_logits",
-        "binary_cross_entropy_with_logits",
-        (x(4, 5), x(4, 5, draw=UNIT)),
-        {},
-    ),
+    (f"{_F}.binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits", (x(4, 5), x(4, 5, draw=UNIT)), {}),
     (f"{_F}.cosine_embedding_loss", "cosine_embedding_loss", (x(4, 5), x(4, 5), x(4, draw=SIGN)), {}),
     (f"{_F}.triplet_margin_loss", "triplet_margin_loss", (x(4, 5), x(4, 5), x(4, 5)), {}),
     (f"{_F}.poisson_nll_loss", "poisson_nll_loss", (x(4, 5), x(4, 5, draw=POSITIVE)), {}),
