@@ -31,17 +31,17 @@ def all_same(
 def difference(actual: Any, expected: Any) -> str:
     """Empty where both are the same bit for bit, else the first difference in words, and a factor common to all."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        same = type(actual) is type(expected) and bool(actual == expected)
-        return "" if same else f"{actual!r} instead of {expected!r}"
+        equal = type(actual) is type(expected) and bool(actual == expected)
+        return "" if equal else f"{actual!r} instead of {expected!r}"
     if numerics.same_bits(actual, expected):
         return ""
     if actual.dtype is not expected.dtype or actual.shape != expected.shape:
         return f"{_kind(actual)} instead of {_kind(expected)}"
     for place, (one, other) in enumerate(zip(actual.flatten(), expected.flatten(), strict=True)):
         if not numerics.same_bits(one, other):
-            told = f"{one.item():.6g} instead of {other.item():.6g} at element {place}"
+            first = f"{one.item():.6g} instead of {other.item():.6g} at element {place}"
             factor = _common_factor(actual, expected)
-            return told if factor is None else f"{factor:g} times what it should be: {told}"
+            return first if factor is None else f"{factor:g} times what it should be: {first}"
     return "other bits"
 
 

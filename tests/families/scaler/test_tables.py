@@ -32,7 +32,7 @@ def test_every_optimizer_of_torch_has_a_row_in_each_implementation() -> None:
     rows: dict[str, list[optimizers.OptimizerCase]] = {}
     for row in optimizers.ROWS:
         rows.setdefault(row.optimizer, []).append(row)
-    # LBFGS needs a closure, which scalers refuse: it has a story of its own.
+    # LBFGS needs a closure, which scalers refuse: it is a story.
     assert set(rows) | {"LBFGS"} == set(shipped)
     assert "lbfgs" in {story.id for story in stories.ROWS}
     for name, found in shipped.items():

@@ -1,4 +1,4 @@
-"""Slips in torch's own scaler: edits of its source, each planted where one check must see it."""
+"""Mutants of torch's own scaler: single edits of its source, each planted where one check must see it."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Driver:
 
 
 def _unseen(raised: Raised) -> Observation:
-    """What stands for a scaler whose state cannot even be read."""
+    """The observation of a scaler whose state cannot be read."""
     what = f"{raised.subject}: {type(raised.error).__name__}: {first_line(raised.error)}"
     return Observation(
         error=what, returned="", scale=what, tracker=-2, steps=(), gradients=(), parameters=(), states=()

@@ -33,7 +33,7 @@ def _times(left: float, right: float) -> float:
 
 
 class Stage(enum.Enum):
-    """Where an optimizer stands in the iteration (doc of ``unscale_``: once per optimizer per step; before step)."""
+    """The stage of an optimizer in the iteration (doc of ``unscale_``: once per optimizer per step; before step)."""
 
     READY = "ready"
     UNSCALED = "unscaled"
@@ -75,7 +75,7 @@ class _Optimizer:
     touched: bool = False
     """The scaler has seen it in this iteration."""
     leaks: bool = False
-    """A step of its own scaling raised, and left ``grad_scale`` (= ``leaked``) on it."""
+    """A step that scales by itself raised, and left ``grad_scale`` (= ``leaked``) on it."""
     leaked: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""Promises of GradScaler that need code of their own: one module for each topic, the row above its check."""
+"""Promises that no table of rows can state: one module for each topic, a check under the row that it makes."""
 
 from amp_checks.families.scaler.stories import (  # noqa: F401 - importing a module adds its rows
     construction,

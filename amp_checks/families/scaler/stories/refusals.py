@@ -1,4 +1,4 @@
-"""What a scaler refuses: closures, new scales of the wrong kind, a state of its own that does not fit."""
+"""What a scaler refuses: closures, new scales of the wrong kind, an inconsistent internal state."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SAVED = {"scale": 32.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_in
 @story("load-incomplete-state", 44, source=STATE, variant="incomplete")
 @story("load-state", 44, source=STATE, variant="complete")
 def check_load_state(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """A whole state is taken, by a live scaler and a new one; one that lacks an entry is refused, and changes none."""
+    """A whole state is taken, by a live scaler and a new one; without an entry it is refused and changes nothing."""
     one = torch.ones((), device=backend.device_type)
     if case.variant == "complete":
         for live in (True, False):

@@ -16,7 +16,7 @@ C = TypeVar("C", bound=Check)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoryCase(ScalerRow):
-    """A promise that needs code of its own.
+    """A promise with its own check.
 
     Attributes:
         check: the code; its docstring begins with the promise.
@@ -70,8 +70,8 @@ class Loop:
         backend: where, and whose scaler.
         leaf: the parameter; ``[1.0, 2.0]`` where none is given.
         optimizer: a class of optimizers.
-        lr, fused, max_iter: its arguments.
         settings: of the scaler; its scale begins at 8.
+        arguments: of the optimizer; its learning rate is 1 where none is given.
     """
 
     def __init__(
