@@ -28,8 +28,8 @@ def main(names: list[str]) -> None:
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         total += cpu
         statuses = collections.Counter(str(result.status) for result in results)
-        told = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
-        print(f"{name}: {len(items)} items ({told}): {cpu:.1f} s of CPU, {wall:.1f} s of wall time")
+        counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+        print(f"{name}: {len(items)} items ({counts}): {cpu:.1f} s of CPU, {wall:.1f} s of wall time")
     print(f"torch {torch.__version__}: {total:.1f} s of CPU; budget: 60 s (30 s of wall time with two workers)")
 
 

@@ -27,7 +27,6 @@ def render(content: dict[str, Any]) -> str:
     bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
     told += _failures(bad, content)
     told += _known(results)
-    told += _scaler_coverage(results)
     if found["emulated"]:
         told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
     told += _slowest(results)
@@ -74,26 +73,6 @@ def _failures(bad: Sequence[Result], content: dict[str, Any]) -> list[str]:
     if len(bad) > MOST_FAILURES:
         told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
     return told
-
-
-def _scaler_coverage(results: Sequence[Result]) -> list[str]:
-    """Which behaviours of a gradient scaler and which optimizers the run covered, folded; none without that family."""
-    mine = [result for result in results if result.family == "scaler"]
-    if not mine:
-        return []
-    from amp_checks.families.scaler import coverage
-
-    behaviours = coverage.markdown(coverage.behaviours(mine), heading="behaviour")
-    optimizers = coverage.markdown(coverage.optimizers(mine), heading="optimizer, implementation")
-    tables = [*behaviours, "", *optimizers]
-    return [
-        "<details><summary>Gradient scaling: behaviours and optimizers covered</summary>",
-        "",
-        *tables,
-        "",
-        "</details>",
-        "",
-    ]
 
 
 def _known(results: Sequence[Result]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from amp_checks.core import Case
-from amp_checks.families.scaler import calls, gradients, programs
+from amp_checks.families.scaler import calls, gradients, programs, stories
 from amp_checks.families.scaler.optimizers import cases
+from amp_checks.families.scaler.rows import ScalerRow
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ScalerRow, ...] = (
     *programs.ROWS,
     *cases.ROWS,
     *gradients.ROWS,
     *calls.ROWS,
+    *stories.ROWS,
 )

@@ -1,49 +1,52 @@
-"""Which behaviours of a scaler, and which optimizers, a run has covered: two tables for reports and documentation.
+"""Which rows are about which behaviour of a scaler, and about which optimizer: tables for reports and documentation.
 
-``python -m amp_checks.families.scaler.coverage`` prints them as Markdown, without verdicts.
+Each is ``{"family": "scaler", "title": ..., "rows": [{"name": ..., "cases": [ids], "defects": [reasons]}]}``.
+``python -m amp_checks.families.scaler.coverage`` prints them as Markdown.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from amp_checks.core import Result
 from amp_checks.families.scaler.behaviours import BEHAVIOURS
 from amp_checks.families.scaler.cases import CASES
-from amp_checks.families.scaler.optimizers.cases import IMPLEMENTATIONS, OptimizerCase
+from amp_checks.families.scaler.optimizers.cases import IMPLEMENTATIONS, ROWS, OptimizerCase
 from amp_checks.records import fixtures, known_defects
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of a table.
-
-    Attributes:
-        name: ``"17 inf, -inf and NaN are found"``, ``"Adam, fused"``.
-        cases: ids of the rows that are about it.
-        defects: reasons of the known defects among them.
-        verdicts: status -> how many items of the run ended with it; empty without a run.
-    """
-
-    name: str
-    cases: tuple[str, ...]
-    defects: tuple[str, ...]
-    verdicts: dict[str, int]
+MOST_CASES = 4
+"""How many cases of a row Markdown names."""
 
 
-def behaviours(results: Iterable[Result] = ()) -> list[Row]:
-    """One row for each of the 48 behaviours."""
-    verdicts = _verdicts(results)
-    return [_row(f"{number} {title}", _cases_about(number), verdicts) for number, title in sorted(BEHAVIOURS.items())]
+def behaviours() -> dict[str, Any]:
+    """One row for each of the 48 behaviours: ``"17 inf, -inf and NaN are found"``."""
+    return _table("behaviour", {f"{number} {name}": _cases_about(number) for number, name in BEHAVIOURS.items()})
 
 
-def optimizers(results: Iterable[Result] = ()) -> list[Row]:
-    """One row for each implementation of each optimizer of torch.optim."""
-    verdicts = _verdicts(results)
-    rows = [case for case in CASES if isinstance(case, OptimizerCase)]
-    return [_row(f"{case.optimizer}, {_implementation(case)}", [case.id], verdicts) for case in rows]
+def optimizers() -> dict[str, Any]:
+    """One row for each implementation of each optimizer of torch.optim: ``"Adam, fused"``."""
+    rows = {f"{case.optimizer}, {_implementation(case)}": [case.id] for case in ROWS}
+    return _table("optimizer, implementation", rows)
+
+
+TABLES = (behaviours, optimizers)
+
+
+def _table(title: str, rows: dict[str, list[str]]) -> dict[str, Any]:
+    # Whatever torch is running: the tables are documentation, too.
+    entries = known_defects.load(fixtures.fixture("known_defects/scaler.json"))
+    return {
+        "family": "scaler",
+        "title": title,
+        "rows": [
+            {
+                "name": name,
+                "cases": cases,
+                "defects": list(dict.fromkeys(defect.reason for defect in entries if defect.case in cases)),
+            }
+            for name, cases in rows.items()
+        ],
+    }
 
 
 def _implementation(case: OptimizerCase) -> str:
@@ -52,45 +55,21 @@ def _implementation(case: OptimizerCase) -> str:
 
 
 def _cases_about(number: int) -> list[str]:
-    """Optimizers stand in a table of their own; here only where they alone are about a behaviour."""
-    about = [case for case in CASES if number in getattr(case, "behaviours", ())]
+    """Optimizers have a table to themselves; here only where they alone are about a behaviour."""
+    about = [case for case in CASES if number in case.behaviours]
     others = [case.id for case in about if not isinstance(case, OptimizerCase)]
     return others or [case.id for case in about]
 
 
-def _verdicts(results: Iterable[Result]) -> dict[str, collections.Counter[str]]:
-    found: dict[str, collections.Counter[str]] = {}
-    for result in results:
-        if result.family == "scaler":
-            found.setdefault(result.case, collections.Counter())[str(result.status)] += 1
-    return found
-
-
-def _row(name: str, cases: list[str], verdicts: dict[str, collections.Counter[str]]) -> Row:
-    total: collections.Counter[str] = collections.Counter()
-    for case in cases:
-        total += verdicts.get(case, collections.Counter())
-    # Whatever torch is running: the tables are documentation, too.
-    entries = known_defects.load(fixtures.fixture("known_defects/scaler.json"))
-    reasons = dict.fromkeys(defect.reason for defect in entries if defect.case in cases)
-    return Row(name=name, cases=tuple(cases), defects=tuple(reasons), verdicts=dict(total))
-
-
-def markdown(rows: Iterable[Row], *, heading: str) -> Iterator[str]:
-    """Lines of a Markdown table; the verdicts are a column where there are any."""
-    listed = list(rows)
-    judged = any(row.verdicts for row in listed)
-    yield f"| {heading} | cases | known defects |{' verdicts |' if judged else ''}"
-    yield f"| --- | --- | --- |{' --- |' if judged else ''}"
-    for row in listed:
-        shown = ", ".join(f"`{case}`" for case in row.cases[:4])
-        more = f" and {len(row.cases) - 4} more" if len(row.cases) > 4 else ""
-        verdicts = ", ".join(f"{count} {status}" for status, count in row.verdicts.items())
-        told = f" {verdicts or 'none ran'} |" if judged else ""
-        yield f"| {row.name} | {shown}{more} | {'; '.join(row.defects)} |{told}"
+def markdown(table: dict[str, Any]) -> Iterator[str]:
+    """Lines of a Markdown table."""
+    yield f"| {table['title']} | cases | known defects |"
+    yield "| --- | --- | --- |"
+    for row in table["rows"]:
+        cases = ", ".join(f"`{case}`" for case in row["cases"][:MOST_CASES])
+        more = f" and {len(row['cases']) - MOST_CASES} more" if len(row["cases"]) > MOST_CASES else ""
+        yield f"| {row['name']} | {cases}{more} | {'; '.join(row['defects'])} |"
 
 
 if __name__ == "__main__":
-    print("\n".join(markdown(behaviours(), heading="behaviour")))  # noqa: T201 - what this command is for
-    print()  # noqa: T201
-    print("\n".join(markdown(optimizers(), heading="optimizer, implementation")))  # noqa: T201
+    print("\n\n".join("\n".join(markdown(table())) for table in TABLES))  # noqa: T201 - what this command is for

@@ -1,4 +1,4 @@
-"""The nightly profile of Hypothesis: ``pytest tests/scaler/test_state_machine.py --hypothesis-profile nightly -s``."""
+"""The nightly profile of Hypothesis: ``pytest tests/families/scaler --hypothesis-profile nightly -s``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Faults made at run time: single edits of the syntax tree of the installed ``torch/amp/grad_scaler.py``.
 
 Each edit is one slip that a person could make: a comparison turned round, ``and`` for ``or``, a statement left out. The
-edited module is compiled under a name of its own, and its `GradScaler` takes the place of torch's in a `Backend`; torch
+edited module is compiled under another name, and its `GradScaler` takes the place of torch's in a `Backend`; torch
 itself is not touched.
 """
 

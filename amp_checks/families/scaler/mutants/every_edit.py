@@ -7,19 +7,16 @@ measurement. A child that cannot import its edited module, or does not end in ti
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import enum
 import functools
 import json
+import multiprocessing
 import os
-import select
-import signal
-import sys
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
 
 from amp_checks import backends, core
 from amp_checks.core import Backend, Result, Status, SuiteError
@@ -194,54 +191,29 @@ def kills(result: Result) -> bool:
 
 def _in_child(work: Callable[[], tuple[Fate, str]]) -> tuple[Fate, str]:
     """Run ``work`` in a fork of this process, which an edit can neither spoil nor stop."""
-    reading, writing = os.pipe()
+    fork = multiprocessing.get_context("fork")
+    reading, writing = fork.Pipe(duplex=False)
+    child = fork.Process(target=_answer, args=(work, writing))
     with warnings.catch_warnings():
         # Python 3.12 warns of threads; torch runs on one here, and the child starts none.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _answer(work, reading, writing)
-    os.close(writing)
+        child.start()
+    writing.close()
     try:
-        answer = _await(reading)
-    finally:
-        os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    if answer is None:
-        return Fate.TIMED_OUT, f"no answer in {SECONDS:g} s"
-    if not answer:
+        if not reading.poll(SECONDS):
+            return Fate.TIMED_OUT, f"no answer in {SECONDS:g} s"
+        fate, by = reading.recv()
+    except EOFError:
         return Fate.SURVIVED, "the child ended without an answer"
-    told: Mapping[str, str] = json.loads(answer)
-    return Fate(told["fate"]), told["by"]
-
-
-def _answer(work: Callable[[], tuple[Fate, str]], reading: int, writing: int) -> None:
-    """The child's whole life."""
-    status = 1
-    try:
-        os.close(reading)
-        with open(os.devnull, "w", encoding="utf-8") as sink:  # noqa: PTH123
-            os.dup2(sink.fileno(), 1)
-            fate, by = work()
-        os.write(writing, json.dumps({"fate": fate, "by": by}).encode())
-        status = 0
-    except BaseException:  # noqa: BLE001 - nothing may escape into the parent's code
-        traceback.print_exc(file=sys.stderr)
+    else:
+        return fate, by
     finally:
-        os._exit(status)
+        child.kill()
+        child.join()
+        reading.close()
 
 
-def _await(reading: int) -> str | None:
-    """All that the child writes; None where it does not end in time."""
-    chunks: list[bytes] = []
-    deadline = time.monotonic() + SECONDS
-    while True:
-        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return None
-        chunk = os.read(reading, 65536)
-        if not chunk:
-            return b"".join(chunks).decode()
-        chunks.append(chunk)
+def _answer(work: Callable[[], tuple[Fate, str]], writing: Connection) -> None:
+    """What the child does; what it prints is thrown away."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    writing.send(work())

@@ -1,4 +1,4 @@
-"""Faulty scalers, by hand: each breaks one promise, as a plausible slip would.
+"""Faulty scalers: each breaks one promise, which its docstring says, as a plausible slip would.
 
 They override private methods of torch's scaler, since that is where slips are made.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from amp_checks.core import Backend
+from amp_checks.families.scaler.mutants.rows import mutant
 from amp_checks.suite.planting import Mutant
 
 
@@ -25,14 +26,14 @@ def _with_scaler(backend: Backend, *, scaler: type[torch.amp.GradScaler]) -> Ite
     yield dataclasses.replace(backend, grad_scaler=factory)
 
 
-def planted(scaler: type[torch.amp.GradScaler]) -> Callable[[Backend], AbstractContextManager[Backend]]:
-    """Plant a scaler class in place of torch's."""
-    return functools.partial(_with_scaler, scaler=scaler)
-
-
 def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from (parameter for parameter in group["params"] if parameter.grad is not None)
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _bad(optimizer: torch.optim.Optimizer) -> bool:
@@ -57,6 +58,8 @@ class _Scaler(torch.amp.GradScaler):
 
 
 class NudgesParameters(_Scaler):
+    """A skipped step halves the parameters."""
+
     def after_skip(self, optimizer: torch.optim.Optimizer, returned: Any) -> Any:
         for parameter in _held(optimizer):
             parameter.mul_(0.5)
@@ -64,11 +67,11 @@ class NudgesParameters(_Scaler):
 
 
 class NudgesState(_Scaler):
+    """A skipped step touches the optimizer's state."""
+
     def after_skip(self, optimizer: torch.optim.Optimizer, returned: Any) -> Any:
-        for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    value.add_(1)
+        for value in _state(optimizer):
+            value.add_(1)
         return returned
 
 
@@ -97,16 +100,19 @@ class _Borrows(_Scaler):
 
 
 class BorrowsParameters(_Borrows):
-    """Borrows parameters."""
+    """A skipped step changes the parameters until the next step begins."""
 
 
 class BorrowsState(_Borrows):
+    """A skipped step changes the optimizer's state until the next step begins."""
+
     def tensors(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-        for state in optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        yield from _state(optimizer)
 
 
 class RestoresScaledGradients(_Scaler):
+    """A skipped step leaves the gradients scaled."""
+
     def after_skip(self, optimizer: torch.optim.Optimizer, returned: Any) -> Any:
         for parameter in _held(optimizer):
             parameter.grad.mul_(self.get_scale())  # type: ignore[union-attr]
@@ -114,7 +120,7 @@ class RestoresScaledGradients(_Scaler):
 
 
 class StepsOnZero(_Scaler):
-    """Instead of skipping, clears the gradients and steps."""
+    """A bad batch makes a step with zero gradients."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not _bad(optimizer) or not self.is_enabled():
@@ -131,16 +137,22 @@ class StepsOnZero(_Scaler):
 
 
 class ReturnsNothing(torch.amp.GradScaler):
+    """The return value of optimizer.step is dropped."""
+
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         super().step(optimizer, *args, **kwargs)
 
 
 class NeverSkips(torch.amp.GradScaler):
+    """Steps run whether inf was found or not."""
+
     def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
         return optimizer.step()
 
 
 class GrowsTwice(torch.amp.GradScaler):
+    """The scale grows by the square of growth_factor."""
+
     def update(self, new_scale: Any = None) -> None:
         self._growth_factor *= self._growth_factor
         super().update(new_scale)
@@ -148,6 +160,8 @@ class GrowsTwice(torch.amp.GradScaler):
 
 
 class BacksOffTwice(torch.amp.GradScaler):
+    """The scale backs off by the square of backoff_factor."""
+
     def update(self, new_scale: Any = None) -> None:
         self._backoff_factor *= self._backoff_factor
         super().update(new_scale)
@@ -155,6 +169,8 @@ class BacksOffTwice(torch.amp.GradScaler):
 
 
 class KeepsTrackerOnSkip(torch.amp.GradScaler):
+    """A skip does not start the count of unskipped iterations again."""
+
     def update(self, new_scale: Any = None) -> None:
         before, scale = self._get_growth_tracker(), self.get_scale()
         super().update(new_scale)
@@ -163,13 +179,29 @@ class KeepsTrackerOnSkip(torch.amp.GradScaler):
 
 
 class AllowsUnscaleTwice(torch.amp.GradScaler):
+    """A second unscale_ is passed over in silence."""
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
             super().unscale_(optimizer)
 
 
-class UnscalesByLastScale(torch.amp.GradScaler):
-    """After a backoff, unscales once by the scale from before it."""
+class _Unscales(torch.amp.GradScaler):
+    """Unscales by what `inverse` makes of the inverse scale."""
+
+    def inverse(self, _: torch.optim.Optimizer, inv_scale: torch.Tensor) -> torch.Tensor:
+        return inv_scale
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> Any:
+        # With float16 allowed the gradients are those of a fused optimizer: checked, and divided by 1.
+        factor = inv_scale if allow_fp16 else self.inverse(optimizer, inv_scale)
+        return super()._unscale_grads_(optimizer, factor, found_inf, allow_fp16)
+
+
+class UnscalesByLastScale(_Unscales):
+    """The step after a backoff unscales by the scale from before it."""
 
     _stale: float | None = None
 
@@ -178,44 +210,26 @@ class UnscalesByLastScale(torch.amp.GradScaler):
         super().update(new_scale)
         self._stale = before if self.get_scale() < before else None
 
-    def _unscale_grads_(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
-    ) -> Any:
-        if self._stale is not None and not allow_fp16:
-            inv_scale = torch.full_like(inv_scale, 1.0 / self._stale)
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+    def inverse(self, _: torch.optim.Optimizer, inv_scale: torch.Tensor) -> torch.Tensor:
+        return inv_scale if self._stale is None else torch.full_like(inv_scale, 1.0 / self._stale)
 
 
-class UnscalesRoughly(torch.amp.GradScaler):
-    """The reciprocal is off by one unit in the last place."""
+class UnscalesRoughly(_Unscales):
+    """The inverse scale is off by one unit in the last place."""
 
-    def _unscale_grads_(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
-    ) -> Any:
-        if not allow_fp16:
-            inv_scale = inv_scale * (1.0 + 2.0**-23)
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+    def inverse(self, _: torch.optim.Optimizer, inv_scale: torch.Tensor) -> torch.Tensor:
+        return inv_scale * (1.0 + 2.0**-23)
 
 
 class UnscalesGoodRoughly(UnscalesRoughly):
-    """As above, but a batch with a bad gradient is unscaled as it should be."""
+    """The inverse scale is off by one unit in the last place, where every gradient is finite."""
 
-    def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
-    ) -> Any:
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16 or _bad(optimizer))
+    def inverse(self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor) -> torch.Tensor:
+        return inv_scale if _bad(optimizer) else super().inverse(optimizer, inv_scale)
 
 
 class UnscalesLate(torch.amp.GradScaler):
-    """``unscale_`` only looks for inf; the gradients are divided when the step is made."""
+    """unscale_ leaves the gradients scaled until the step."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         super().unscale_(optimizer)
@@ -231,159 +245,65 @@ class UnscalesLate(torch.amp.GradScaler):
             (gradient._values() if gradient.is_sparse else gradient).mul_(factor)  # noqa: SLF001
 
 
-_PROGRAM = ("check_step", "check_parameters", "check_optimizer_state")
+def _row(name: str, scaler: type[torch.amp.GradScaler], case: str, *killed_by: str, fault: str | None = None) -> Mutant:
+    """A row; the fault is what the scaler's docstring says, where no other is given."""
+    text = str(scaler.__doc__).rstrip(".")
+    plant = functools.partial(_with_scaler, scaler=scaler)
+    return mutant(f"scaler-{name}", fault or text[0].lower() + text[1:], plant, case, *killed_by)
+
 
 ROWS: tuple[Mutant, ...] = (
-    Mutant(
-        id="scaler-nudges-parameters-on-skip",
-        family="scaler",
-        fault="a skipped step halves the parameters",
-        plant=planted(NudgesParameters),
-        case="inf-skips",
-        killed_by=("check_parameters",),
+    _row("nudges-parameters-on-skip", NudgesParameters, "inf-skips", "check_parameters"),
+    _row("nudges-state-on-skip", NudgesState, "nan-skips", "check_optimizer_state"),
+    _row("restores-scaled-gradients", RestoresScaledGradients, "overflow-skips", "check_gradients"),
+    _row("steps-on-zero", StepsOnZero, "minus-inf-skips", "check_step"),
+    _row("returns-nothing", ReturnsNothing, "clean-steps", "check_step"),
+    _row("never-skips", NeverSkips, "nan-skips", "check_step", "check_parameters", "check_optimizer_state"),
+    _row("grows-twice", GrowsTwice, "growth-once", "check_scale"),
+    _row("backs-off-twice", BacksOffTwice, "backoff-resets-tracker", "check_scale"),
+    _row("keeps-tracker-on-skip", KeepsTrackerOnSkip, "backoff-resets-tracker", "check_growth_tracker"),
+    _row("allows-unscale-twice", AllowsUnscaleTwice, "illegal-order", "check_error"),
+    _row(
+        "optimizer-parameters-nudged",
+        NudgesParameters,
+        "optimizer-Adam-for-loop",
+        "check_skipped_step_leaves_parameters",
+        "check_step_after_skip_equals_step_without",
     ),
-    Mutant(
-        id="scaler-nudges-state-on-skip",
-        family="scaler",
-        fault="a skipped step touches the optimizer's state",
-        plant=planted(NudgesState),
-        case="nan-skips",
-        killed_by=("check_optimizer_state",),
-    ),
-    Mutant(
-        id="scaler-restores-scaled-gradients",
-        family="scaler",
-        fault="a skipped step leaves the gradients scaled",
-        plant=planted(RestoresScaledGradients),
-        case="overflow-skips",
-        killed_by=("check_gradients",),
-    ),
-    Mutant(
-        id="scaler-steps-on-zero",
-        family="scaler",
-        fault="a bad batch makes a step with zero gradients",
-        plant=planted(StepsOnZero),
-        case="minus-inf-skips",
-        killed_by=("check_step",),
-    ),
-    Mutant(
-        id="scaler-returns-nothing",
-        family="scaler",
-        fault="the return value of optimizer.step is dropped",
-        plant=planted(ReturnsNothing),
-        case="clean-steps",
-        killed_by=("check_step",),
-    ),
-    Mutant(
-        id="scaler-never-skips",
-        family="scaler",
-        fault="steps run whether inf was found or not",
-        plant=planted(NeverSkips),
-        case="nan-skips",
-        killed_by=_PROGRAM,
-    ),
-    Mutant(
-        id="scaler-grows-twice",
-        family="scaler",
-        fault="the scale grows by the square of growth_factor",
-        plant=planted(GrowsTwice),
-        case="growth-once",
-        killed_by=("check_scale",),
-    ),
-    Mutant(
-        id="scaler-backs-off-twice",
-        family="scaler",
-        fault="the scale backs off by the square of backoff_factor",
-        plant=planted(BacksOffTwice),
-        case="backoff-resets-tracker",
-        killed_by=("check_scale",),
-    ),
-    Mutant(
-        id="scaler-keeps-tracker-on-skip",
-        family="scaler",
-        fault="a skip does not start the count of unskipped iterations again",
-        plant=planted(KeepsTrackerOnSkip),
-        case="backoff-resets-tracker",
-        killed_by=("check_growth_tracker",),
-    ),
-    Mutant(
-        id="scaler-allows-unscale-twice",
-        family="scaler",
-        fault="a second unscale_ is passed over in silence",
-        plant=planted(AllowsUnscaleTwice),
-        case="illegal-order",
-        killed_by=("check_error",),
-    ),
-    Mutant(
-        id="scaler-optimizer-parameters-nudged",
-        family="scaler",
-        fault="a skipped step halves the parameters",
-        plant=planted(NudgesParameters),
-        case="optimizer-Adam-for-loop",
-        killed_by=("check_skipped_step_leaves_parameters", "check_step_after_skip_equals_step_without"),
-    ),
-    Mutant(
-        id="scaler-optimizer-state-nudged",
-        family="scaler",
+    _row(
+        "optimizer-state-nudged",
+        NudgesState,
+        "optimizer-Adam-for-loop",
+        "check_skipped_step_leaves_optimizer_state",
+        "check_step_after_skip_equals_step_without",
         fault="a skipped step touches step counters and moments",
-        plant=planted(NudgesState),
-        case="optimizer-Adam-for-loop",
-        killed_by=("check_skipped_step_leaves_optimizer_state", "check_step_after_skip_equals_step_without"),
     ),
-    Mutant(
-        id="scaler-borrows-parameters",
-        family="scaler",
-        fault="a skipped step changes the parameters until the next step begins",
-        plant=planted(BorrowsParameters),
-        case="optimizer-Adam-for-loop",
-        killed_by=("check_skipped_step_leaves_parameters",),
+    _row("borrows-parameters", BorrowsParameters, "optimizer-Adam-for-loop", "check_skipped_step_leaves_parameters"),
+    _row("borrows-state", BorrowsState, "optimizer-Adam-for-loop", "check_skipped_step_leaves_optimizer_state"),
+    _row(
+        "optimizer-gradients-rescaled",
+        RestoresScaledGradients,
+        "optimizer-Adam-for-loop",
+        "check_skipped_step_leaves_unscaled_gradients",
     ),
-    Mutant(
-        id="scaler-borrows-state",
-        family="scaler",
-        fault="a skipped step changes the optimizer's state until the next step begins",
-        plant=planted(BorrowsState),
-        case="optimizer-Adam-for-loop",
-        killed_by=("check_skipped_step_leaves_optimizer_state",),
+    _row(
+        "unscales-by-last-scale",
+        UnscalesByLastScale,
+        "optimizer-SGD-for-loop",
+        "check_step_after_skip_equals_step_without",
     ),
-    Mutant(
-        id="scaler-optimizer-gradients-rescaled",
-        family="scaler",
-        fault="a skipped step leaves the gradients scaled",
-        plant=planted(RestoresScaledGradients),
-        case="optimizer-Adam-for-loop",
-        killed_by=("check_skipped_step_leaves_unscaled_gradients",),
+    _row("unscales-late", UnscalesLate, "bad-in-transposed-gradient", "check_gradient_is_unscaled"),
+    _row(
+        "unscales-roughly-in-training",
+        UnscalesGoodRoughly,
+        "optimizer-SGD-for-loop",
+        "check_scaled_step_equals_unscaled_step",
     ),
-    Mutant(
-        id="scaler-unscales-by-last-scale",
-        family="scaler",
-        fault="the step after a backoff unscales by the scale from before it",
-        plant=planted(UnscalesByLastScale),
-        case="optimizer-SGD-for-loop",
-        killed_by=("check_step_after_skip_equals_step_without",),
-    ),
-    Mutant(
-        id="scaler-unscales-late",
-        family="scaler",
-        fault="unscale_ leaves the gradients scaled until the step",
-        plant=planted(UnscalesLate),
-        case="bad-in-transposed-gradient",
-        killed_by=("check_gradient_is_unscaled",),
-    ),
-    Mutant(
-        id="scaler-unscales-roughly-in-training",
-        family="scaler",
-        fault="the inverse scale is off by one unit in the last place, where every gradient is finite",
-        plant=planted(UnscalesGoodRoughly),
-        case="optimizer-SGD-for-loop",
-        killed_by=("check_scaled_step_equals_unscaled_step",),
-    ),
-    Mutant(
-        id="scaler-unscales-roughly",
-        family="scaler",
-        fault="the inverse scale is off by one unit in the last place",
-        plant=planted(UnscalesRoughly),
-        case="optimizer-SGD-for-loop",
-        killed_by=("check_skipped_step_leaves_unscaled_gradients", "check_scaled_step_equals_unscaled_step"),
+    _row(
+        "unscales-roughly",
+        UnscalesRoughly,
+        "optimizer-SGD-for-loop",
+        "check_skipped_step_leaves_unscaled_gradients",
+        "check_scaled_step_equals_unscaled_step",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from amp_checks.core import Backend
+from amp_checks.families.scaler.rows import STEP, ScalerRow
 
 Shape = tuple[int, ...]
 DENSE: tuple[Shape, ...] = ((4, 3), (3,), ())
@@ -13,7 +14,7 @@ MATRICES: tuple[Shape, ...] = ((4, 3), (3, 5))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerCase:
+class OptimizerCase(ScalerRow):
     """One implementation of one optimizer.
 
     Attributes:
@@ -25,16 +26,14 @@ class OptimizerCase:
         device_only: the implementation exists on an accelerator only (capturable): real cuda backends.
     """
 
-    id: str
     optimizer: str
     settings: tuple[tuple[str, float | bool], ...] = ()
     shapes: tuple[Shape, ...] = DENSE
     sparse: bool = False
     graphed: bool = False
     device_only: bool = False
+    source: str = f"{STEP}: skipped steps leave the params uncorrupted"
     behaviours: tuple[int, ...] = (23, 24)
-    family: str = "scaler"
-    full: bool = False
 
     @property
     def differentiable(self) -> bool:
@@ -127,20 +126,15 @@ ROWS: tuple[OptimizerCase, ...] = (
         for optimizer in ("Adam", "AdamW")
     ),
     OptimizerCase(id="optimizer-Muon", optimizer="Muon", settings=(("lr", 0.125),), shapes=MATRICES),
-    OptimizerCase(
-        id="optimizer-SparseAdam",
-        optimizer="SparseAdam",
-        settings=(("lr", 0.125),),
-        shapes=((6, 2),),
-        sparse=True,
-        behaviours=(19, 23, 24),
-    ),
-    OptimizerCase(
-        id="optimizer-SGD-sparse",
-        optimizer="SGD",
-        settings=(("lr", 0.125),),
-        shapes=((6, 2),),
-        sparse=True,
-        behaviours=(19, 23, 24),
+    *(
+        OptimizerCase(
+            id=f"optimizer-{name}",
+            optimizer=name.removesuffix("-sparse"),
+            settings=(("lr", 0.125),),
+            shapes=((6, 2),),
+            sparse=True,
+            behaviours=(19, 23, 24),
+        )
+        for name in ("SparseAdam", "SGD-sparse")
     ),
 )

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.core import Backend, Check, Finding
+from amp_checks.families.scaler.bits import all_same
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.families.scaler.optimizers.graphed import GraphedTraining
-from amp_checks.families.scaler.optimizers.training import Bits, Training, difference, run_steps
+from amp_checks.families.scaler.optimizers.training import Training, run_steps
+from amp_checks.families.scaler.rows import STEP
 
 SCALE = 1024.0
-_STEP = "torch.amp.GradScaler.step: skipped steps leave the params uncorrupted"
+BAD = (math.inf, -math.inf, math.nan)
 
 
 def checks_for(_: OptimizerCase) -> Iterator[Check]:
@@ -35,35 +37,25 @@ def _training(case: OptimizerCase, backend: Backend, scaler: Any) -> Training:
     return kind(case, backend, scaler)
 
 
-def _compare(actual: Bits, expected: Bits, *, when: str, why: str) -> Iterator[Finding]:
-    for name in sorted(actual.keys() | expected.keys()):
-        found = difference(actual.get(name), expected.get(name))
-        yield exact(f"{name} {when}", actual=found or "the same bits", expected="the same bits", why=why)
-
-
 def check_skipped_step_leaves_parameters(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
     """Parameters before and after a step on inf, -inf and NaN."""
-    for bad in (math.inf, -math.inf, math.nan):
+    for bad in BAD:
         training = run_steps(_start(case, backend), ["first"])
         before = training.bits_of_parameters()
         training.step("bad", bad=bad)
-        yield from _compare(training.bits_of_parameters(), before, when=f"after a step on {bad}", why=_STEP)
+        yield from all_same(training.bits_of_parameters(), before, when=f"after a step on {bad}", why=case.source)
 
 
 def check_skipped_step_leaves_optimizer_state(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
     """Momentum, moments and step counters before and after a step on inf, -inf and NaN."""
-    for bad in (math.inf, -math.inf, math.nan):
+    for bad in BAD:
         training = run_steps(_start(case, backend), ["first"])
         before = training.bits_of_state()
         training.step("bad", bad=bad)
         after = training.bits_of_state()
-        yield exact(
-            f"names in the optimizer's state after a step on {bad}",
-            actual=", ".join(after),
-            expected=", ".join(before),
-            why=_STEP,
-        )
-        yield from _compare(after, before, when=f"after a step on {bad}", why=_STEP)
+        subject = f"names in the optimizer's state after a step on {bad}"
+        yield case.exact(subject, actual=", ".join(after), expected=", ".join(before))
+        yield from all_same(after, before, when=f"after a step on {bad}", why=case.source)
 
 
 def check_skipped_step_leaves_unscaled_gradients(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
@@ -72,21 +64,8 @@ def check_skipped_step_leaves_unscaled_gradients(case: OptimizerCase, backend: B
     training.step("bad", bad=math.inf)
     plain = _training(case, backend, None)
     plain.set_gradients("bad", bad=math.inf)
-    yield from _compare(
-        _gradients(training),
-        _gradients(plain),
-        when="after a step on inf",
-        why="torch.amp.GradScaler.step: 1. internally invokes unscale_(optimizer)",
-    )
-
-
-def _gradients(training: Training) -> Bits:
-    found: Bits = {}
-    for number, parameter in enumerate(training.parameters):
-        gradient = parameter.grad
-        assert gradient is not None
-        found[f"gradient {number}"] = gradient.to_dense() if gradient.is_sparse else gradient
-    return found
+    why = f"{STEP}: 1. internally invokes unscale_(optimizer)"
+    yield from all_same(training.bits_of_gradients(), plain.bits_of_gradients(), when="after a step on inf", why=why)
 
 
 def check_step_after_skip_equals_step_without(case: OptimizerCase, backend: Backend) -> Iterator[Finding]:
@@ -99,8 +78,7 @@ def check_step_after_skip_equals_step_without(case: OptimizerCase, backend: Back
             training.step("bad", bad=math.nan)
             run_steps(training, ["first", "second"][place:])
         when = f"after two steps, with a bad batch before step {place + 1}"
-        yield from _compare(training.bits_of_parameters(), clean.bits_of_parameters(), when=when, why=_STEP)
-        yield from _compare(training.bits_of_state(), clean.bits_of_state(), when=when, why=_STEP)
+        yield from all_same(training.bits(), clean.bits(), when=when, why=case.source)
 
 
 @contextmanager
@@ -122,5 +100,4 @@ def check_scaled_step_equals_unscaled_step(case: OptimizerCase, backend: Backend
     scaled = run_steps(_start(case, backend), ["first", "second"])
     plain = run_steps(_training(case, backend, None), ["first", "second"])
     why = "the scale is a power of two: scaling and unscaling round nothing"
-    yield from _compare(scaled.bits_of_parameters(), plain.bits_of_parameters(), when="after two steps", why=why)
-    yield from _compare(scaled.bits_of_state(), plain.bits_of_state(), when="after two steps", why=why)
+    yield from all_same(scaled.bits(), plain.bits(), when="after two steps", why=why)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from amp_checks.core import Backend, attempt
+from amp_checks.families.scaler.bits import Bits
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.torch_api import numerics
-
-Bits = dict[str, Any]
-"""Name -> a copy of a tensor, or a plain value."""
 
 
 class Training:
@@ -91,38 +88,17 @@ class Training:
                 found[f"state of parameter {number}, {name}"] = copied
         return found
 
+    def bits_of_gradients(self) -> Bits:
+        gradients = (torch.as_tensor(parameter.grad) for parameter in self.parameters)
+        return {f"gradient {number}": gradient.to_dense() for number, gradient in enumerate(gradients)}
+
+    def bits(self) -> Bits:
+        """Parameters and state."""
+        return self.bits_of_parameters() | self.bits_of_state()
+
 
 def run_steps(training: Training, names: Sequence[str]) -> Training:
     """Good steps of those names."""
     for name in names:
         training.step(name)
     return training
-
-
-def difference(actual: Any, expected: Any) -> str:
-    """Empty where both are the same bit for bit, else the first difference in words, and a factor common to all."""
-    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        same = type(actual) is type(expected) and bool(actual == expected)
-        return "" if same else f"{actual!r} instead of {expected!r}"
-    if numerics.same_bits(actual, expected):
-        return ""
-    if actual.dtype is not expected.dtype or actual.shape != expected.shape:
-        return f"{_kind(actual)} instead of {_kind(expected)}"
-    for place, (one, other) in enumerate(zip(actual.flatten(), expected.flatten(), strict=True)):
-        if not numerics.same_bits(one, other):
-            told = f"{one.item():.6g} instead of {other.item():.6g} at element {place}"
-            factor = _common_factor(actual, expected)
-            return told if factor is None else f"{factor:g} times what it should be: {told}"
-    return "other bits"
-
-
-def _common_factor(actual: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The factor by which every element is off, exactly, where it is a power of two: a scale that was left on."""
-    if not actual.is_floating_point() or not actual.isfinite().all() or not (expected != 0).all():
-        return None
-    factors = (actual.double() / expected.double()).unique()
-    return factors.item() if len(factors) == 1 and math.frexp(factors.item())[0] == 0.5 else None
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{numerics.dtype_name(tensor.dtype)} {tuple(tensor.shape)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -101,7 +101,7 @@ class Driver:
         """Carry out one action; what it raises becomes part of what is seen."""
         error, returned = "none", "None"
         try:
-            returned = repr(attempt(type(action).__name__, _CALLS[type(action)], self, action))
+            returned = repr(attempt(type(action).__name__, self.CALLS[type(action)], self, action))
         except Raised as raised:
             error, returned = f"{type(raised.error).__name__}: {first_line(raised.error)}", "None"
         try:
@@ -203,9 +203,26 @@ class Driver:
         else:
             self.scaler = copy.deepcopy(self.scaler)
 
+    CALLS: ClassVar[dict[type[prog.Action], Callable[..., Any]]] = {
+        prog.Scale: _scale,
+        prog.Backward: _backward,
+        prog.ZeroGrad: _zero_grad,
+        prog.SetGrad: _set_grad,
+        prog.Unscale: _unscale,
+        prog.ClipValue: _clip_value,
+        prog.ClipNorm: _clip_norm,
+        prog.Step: _step,
+        prog.Update: _update,
+        prog.Set: _set,
+        prog.Save: _save,
+        prog.Load: _load,
+        prog.Fresh: _fresh,
+        prog.Copy: _copy,
+    }
+
 
 def _unseen(raised: Raised) -> Observation:
-    """What stands for a scaler whose state cannot even be read."""
+    """The observation of a scaler whose state cannot be read."""
     what = f"{raised.subject}: {type(raised.error).__name__}: {first_line(raised.error)}"
     return Observation(
         error=what, returned="", scale=what, tracker=-2, steps=(), gradients=(), parameters=(), states=()
@@ -214,24 +231,6 @@ def _unseen(raised: Raised) -> Observation:
 
 def _text(tensor: torch.Tensor | None) -> str:
     return prog.text(None if tensor is None else tuple(tensor.detach().tolist()))
-
-
-_CALLS: dict[type[prog.Action], Callable[..., Any]] = {
-    prog.Scale: Driver._scale,  # noqa: SLF001
-    prog.Backward: Driver._backward,  # noqa: SLF001
-    prog.ZeroGrad: Driver._zero_grad,  # noqa: SLF001
-    prog.SetGrad: Driver._set_grad,  # noqa: SLF001
-    prog.Unscale: Driver._unscale,  # noqa: SLF001
-    prog.ClipValue: Driver._clip_value,  # noqa: SLF001
-    prog.ClipNorm: Driver._clip_norm,  # noqa: SLF001
-    prog.Step: Driver._step,  # noqa: SLF001
-    prog.Update: Driver._update,  # noqa: SLF001
-    prog.Set: Driver._set,  # noqa: SLF001
-    prog.Save: Driver._save,  # noqa: SLF001
-    prog.Load: Driver._load,  # noqa: SLF001
-    prog.Fresh: Driver._fresh,  # noqa: SLF001
-    prog.Copy: Driver._copy,  # noqa: SLF001
-}
 
 
 def drive(program: Program, backend: Backend) -> list[Observation]:

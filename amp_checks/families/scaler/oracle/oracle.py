@@ -13,6 +13,7 @@ import enum
 import math
 import struct
 from collections.abc import Callable
+from typing import ClassVar
 
 from amp_checks.families.scaler.oracle import program as prog
 from amp_checks.families.scaler.oracle.program import Kind, Observation, Program, Values
@@ -33,7 +34,7 @@ def _times(left: float, right: float) -> float:
 
 
 class Stage(enum.Enum):
-    """Where an optimizer stands in the iteration (doc of ``unscale_``: once per optimizer per step; before step)."""
+    """The stage of an optimizer in the iteration (doc of ``unscale_``: once per optimizer per step; before step)."""
 
     READY = "ready"
     UNSCALED = "unscaled"
@@ -75,7 +76,7 @@ class _Optimizer:
     touched: bool = False
     """The scaler has seen it in this iteration."""
     leaks: bool = False
-    """A step of its own scaling raised, and left ``grad_scale`` (= ``leaked``) on it."""
+    """A step that scales by itself raised, and left ``grad_scale`` (= ``leaked``) on it."""
     leaked: float | None = None
 
 
@@ -106,9 +107,9 @@ class Oracle:
             for spec in self.program.optimizers
         ]
         self.saved = {}
-        self._fresh()
+        self._fresh(prog.Fresh())
 
-    def _fresh(self) -> None:
+    def _fresh(self, _: prog.Fresh) -> None:
         settings = self.program.settings
         self.enabled = settings.enabled
         self.scale = settings.init_scale
@@ -145,7 +146,7 @@ class Oracle:
         """Carry out one action, legal or not."""
         error, returned = "none", "None"
         try:
-            answer = _RULES[type(action)](self, action)
+            answer = self.RULES[type(action)](self, action)
         except Refused as refused:
             error = str(refused)
         else:
@@ -369,6 +370,23 @@ class Oracle:
             raise Refused("AssertionError", message + "scaler.update().")
         self.started = False
 
+    RULES: ClassVar[dict[type[prog.Action], Callable[..., float | None]]] = {
+        prog.Scale: _scale,
+        prog.Backward: _backward,
+        prog.ZeroGrad: _zero_grad,
+        prog.SetGrad: _set_grad,
+        prog.Unscale: _unscale,
+        prog.ClipValue: _clip_value,
+        prog.ClipNorm: _clip_norm,
+        prog.Step: _step,
+        prog.Update: _update,
+        prog.Set: _set,
+        prog.Save: _save,
+        prog.Load: _load,
+        prog.Fresh: _fresh,
+        prog.Copy: _copy,
+    }
+
 
 def _over(left: float, right: float) -> float:
     if right == 0.0:
@@ -376,24 +394,6 @@ def _over(left: float, right: float) -> float:
             math.nan if left == 0.0 or math.isnan(left) else math.copysign(math.inf, left) * math.copysign(1.0, right)
         )
     return f32(left / right)
-
-
-_RULES: dict[type[prog.Action], Callable[..., float | None]] = {
-    prog.Scale: Oracle._scale,  # noqa: SLF001
-    prog.Backward: Oracle._backward,  # noqa: SLF001
-    prog.ZeroGrad: Oracle._zero_grad,  # noqa: SLF001
-    prog.SetGrad: Oracle._set_grad,  # noqa: SLF001
-    prog.Unscale: Oracle._unscale,  # noqa: SLF001
-    prog.ClipValue: Oracle._clip_value,  # noqa: SLF001
-    prog.ClipNorm: Oracle._clip_norm,  # noqa: SLF001
-    prog.Step: Oracle._step,  # noqa: SLF001
-    prog.Update: Oracle._update,  # noqa: SLF001
-    prog.Set: Oracle._set,  # noqa: SLF001
-    prog.Save: Oracle._save,  # noqa: SLF001
-    prog.Load: Oracle._load,  # noqa: SLF001
-    prog.Fresh: lambda oracle, _: oracle._fresh(),  # noqa: SLF001
-    prog.Copy: Oracle._copy,  # noqa: SLF001
-}
 
 
 def expect(program: Program, departures: frozenset[Departure] = AS_PROMISED) -> list[Observation]:

@@ -7,18 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt, exact
-from amp_checks.families.scaler.calls import StoryCase
-from amp_checks.families.scaler.stories.calls import outcome
+from amp_checks.core import Backend, Finding, attempt
+from amp_checks.families.scaler.rows import OBSERVED, UPDATE, outcome
+from amp_checks.families.scaler.stories.story import StoryCase, story
 from amp_checks.torch_api import private
 
 
-def _check(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
-    private.check_and_unscale(gradients, found_inf, inverse)
-
-
+@story("kernel-arguments", 22, source="torch._amp_foreach_non_finite_check_and_unscale_: the text of its errors")
 def check_kernel_arguments(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """Scale and flag of two elements, or of float64: each is refused with its message."""
+    """The check kernel refuses scales and flags that are not one float32 element: two elements, or float64."""
     device = backend.device_type
     one, two = torch.ones((), device=device), torch.ones(2, device=device)
     wide = torch.ones((), dtype=torch.float64, device=device)
@@ -28,13 +25,14 @@ def check_kernel_arguments(case: StoryCase, backend: Backend) -> Iterator[Findin
         ("a float64 flag", wide, one, "found_inf must be a float tensor."),
         ("a float64 scale", one, wide, "inv_scale must be a float tensor."),
     ):
-        seen = outcome(name, _check, [torch.ones(2, device=device)], found_inf, inverse)
-        yield exact(name, actual=seen, expected=f"RuntimeError: {expected}", why=case.source)
+        seen = outcome(private.check_and_unscale, [torch.ones(2, device=device)], found_inf, inverse)
+        yield case.exact(name, actual=seen, expected=f"RuntimeError: {expected}")
 
 
+@story("kernel-arithmetic", 22, source=OBSERVED)
 def check_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Finding]:
-    """What the flag and the gradients are afterwards."""
-    device = backend.device_type
+    """What flag and gradients are afterwards: found_inf is sticky; small float16 gradients flush to 0."""
+    device, check = backend.device_type, private.check_and_unscale
     for name, values, before, inverse, flag, after in (
         ("finite", [2.0, -4.0], 0.0, 0.5, 0.0, [1.0, -2.0]),
         ("flag set before", [2.0], 1.0, 0.5, 1.0, [1.0]),
@@ -45,19 +43,20 @@ def check_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Findi
         ("empty", [], 0.0, 0.5, 0.0, []),
     ):
         found_inf, gradient = torch.tensor(before, device=device), torch.tensor(values, device=device)
-        attempt(name, _check, [torch.ones(1, device=device), gradient], found_inf, torch.tensor(inverse, device=device))
-        yield exact(f"flag, {name}", actual=found_inf.item(), expected=flag, why=case.source)
-        yield exact(f"gradient, {name}", actual=repr(gradient.tolist()), expected=repr(after), why=case.source)
+        attempt(name, check, [torch.ones(1, device=device), gradient], found_inf, torch.tensor(inverse, device=device))
+        yield case.exact(f"flag, {name}", actual=found_inf.item(), expected=flag)
+        yield case.exact(f"gradient, {name}", actual=repr(gradient.tolist()), expected=repr(after))
     found_inf, small = torch.zeros((), device=device), torch.full((1,), 6e-8, dtype=torch.float16, device=device)
-    attempt("small float16", _check, [small], found_inf, torch.tensor(2.0**-10, device=device))
-    yield exact("flag, small float16", actual=found_inf.item(), expected=0.0, why=case.source)
-    yield exact("gradient, small float16", actual=small.item(), expected=0.0, why=case.source)
+    attempt("small float16", check, [small], found_inf, torch.tensor(2.0**-10, device=device))
+    yield case.exact("flag, small float16", actual=found_inf.item(), expected=0.0)
+    yield case.exact("gradient, small float16", actual=small.item(), expected=0.0)
 
 
+@story("update-kernel-arithmetic", 35, 36, source=UPDATE)
 def check_update_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """Scale and tracker afterwards; arguments are scale, tracker, flag, growth factor, backoff factor, interval."""
     device = backend.device_type
-    for name, (scale, tracker, flag), (growth, backoff, interval), expected in (
+    for name, (scale, tracker, flag), factors_and_interval, expected in (
         ("clean", (8.0, 0, 0.0), (2.0, 0.5, 3), (8.0, 1)),
         ("growth", (8.0, 2, 0.0), (3.0, 0.5, 3), (24.0, 0)),
         ("growth beyond float32", (3e38, 2, 0.0), (2.0, 0.5, 3), (torch.tensor(3e38).item(), 0)),
@@ -66,16 +65,8 @@ def check_update_kernel_arithmetic(case: StoryCase, backend: Backend) -> Iterato
         ("backoff to subnormal", (1e-45, 0, 1.0), (2.0, 0.5, 3), (0.0, 0)),
     ):
         scale_, tracker_ = torch.tensor(scale, device=device), torch.tensor(tracker, dtype=torch.int32, device=device)
-        returned = attempt(
-            name,
-            private.update_scale,
-            scale_,
-            tracker_,
-            torch.tensor(flag, device=device),
-            growth,
-            backoff,
-            interval,
-        )
-        told = repr((scale_.item(), tracker_.item()))
-        yield exact(f"scale and tracker, {name}", actual=told, expected=repr(expected), why=case.source)
-        yield exact(f"returns the scale, {name}", actual=returned is scale_, expected=True, why=case.source)
+        found_inf = torch.tensor(flag, device=device)
+        returned = attempt(name, private.update_scale, scale_, tracker_, found_inf, *factors_and_interval)
+        after = repr((scale_.item(), tracker_.item()))
+        yield case.exact(f"scale and tracker, {name}", actual=after, expected=repr(expected))
+        yield case.exact(f"returns the scale, {name}", actual=returned is scale_, expected=True)

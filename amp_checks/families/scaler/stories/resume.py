@@ -1,20 +1,25 @@
-"""Training that is interrupted: N steps at once, or k, a saved state, and N - k in other objects or another process.
-
-``python -m amp_checks.families.scaler.stories.resume BACKEND CHECKPOINT RESULT`` is the other process.
-"""
+"""Many steps: training that is interrupted and resumed, here or in another process; growth to the end of float32."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend, attempt
+from amp_checks.core import Backend, Finding, attempt, exact
+from amp_checks.families.scaler import others
+from amp_checks.families.scaler.bits import all_same
+from amp_checks.families.scaler.rows import CAP, STATE
+from amp_checks.families.scaler.stories.story import StoryCase, leaf_of, story
 from amp_checks.torch_api import numerics, state
 
 STEPS = 9
@@ -88,7 +93,7 @@ def in_new_process(backend: Backend, checkpoint: Path, result: Path) -> None:
     root = str(Path(__file__).resolve().parents[4])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     ran = subprocess.run(  # noqa: S603 - our own module, our own interpreter
-        [sys.executable, "-m", "amp_checks.families.scaler.stories.resume", backend.id, str(checkpoint), str(result)],
+        [sys.executable, "-c", f"from {__name__} import main; main()", backend.id, str(checkpoint), str(result)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -99,14 +104,58 @@ def in_new_process(backend: Backend, checkpoint: Path, result: Path) -> None:
         raise RuntimeError(message)
 
 
-def main(arguments: list[str]) -> None:
-    """The other process."""
-    backend_id, checkpoint, result = arguments
+def main() -> None:
+    """The other process; its arguments are a backend, the path of a checkpoint, and that of the result."""
+    backend_id, checkpoint, result = sys.argv[1:]
     backend = backends.backend(backend_id)
     with state.one_thread(), backend.activate():
         run = Run(backend).load(torch.load(checkpoint, weights_only=True))
         torch.save(run.train(STOP, STEPS).checkpoint(), result)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+@story("resume-in-new-process", 44, source=STATE, variant="new process", full=True)
+@story("resume-in-new-objects", 44, source=STATE, variant="new objects")
+def check_resume(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Training that is saved and taken up again ends, bit for bit, where training at one go ends."""
+    whole = Run(backend).train(0, STOP)
+    saved = whole.scaler.state_dict()
+    yield exact("scale where it is interrupted", actual=saved["scale"], expected=512.0, why="one skip")
+    yield exact("tracker where it is interrupted", actual=saved["_growth_tracker"], expected=2, why="two since")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, result = Path(folder) / "checkpoint.pt", Path(folder) / "result.pt"
+        torch.save(whole.checkpoint(), checkpoint)
+        if case.variant == "new process":
+            in_new_process(backend, checkpoint, result)
+            resumed = torch.load(result, weights_only=True)
+        else:
+            loaded = Run(backend).load(torch.load(checkpoint, weights_only=True))
+            resumed = loaded.train(STOP, STEPS).checkpoint()
+    expected = flat(whole.train(STOP, STEPS).checkpoint())
+    yield from all_same(flat(resumed), expected, "the same", why=case.source)
+
+
+@story(
+    "sharded-growth-stops-below-inf",
+    36,
+    source=CAP,
+    variant="torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler",
+    real_device="cpu",
+    full=True,
+)
+@story("growth-stops-below-inf", 36, source=CAP)
+def check_growth_is_capped(case: StoryCase, backend: Backend) -> Iterator[Finding]:
+    """Four clean steps from 2^126, doubling each time: the scale stays finite, and the steps go on."""
+    with others.gloo() if case.variant else contextlib.nullcontext():
+        make = others.factory(case.variant) if case.variant else backend.grad_scaler
+        scaler = attempt("GradScaler(...)", make, backend.device_type, init_scale=2.0**126, growth_interval=1)
+        leaf = leaf_of(backend, 1.0)
+        optimizer = torch.optim.SGD([leaf], lr=1e29)
+        for number in range(4):
+            optimizer.zero_grad()
+            attempt("scaler.scale", scaler.scale, leaf.sum() * 1e-30).backward()
+            attempt("scaler.step", scaler.step, optimizer)
+            attempt("scaler.update", scaler.update)
+            finite = math.isfinite(scaler.get_scale())
+            yield case.exact(f"the scale is finite after step {number}", actual=finite, expected=True)
+        moved = leaf.item() < 0.65
+        yield case.exact("all four steps were made", actual=moved, expected=True)

@@ -8,7 +8,7 @@ from amp_checks.core import Backend, Check, Finding, Value, exact
 from amp_checks.families.scaler.oracle.driver import drive
 from amp_checks.families.scaler.oracle.oracle import expect
 from amp_checks.families.scaler.oracle.program import Observation
-from amp_checks.families.scaler.programs import ProgramCase
+from amp_checks.families.scaler.programs.rows import ProgramCase
 
 
 def checks_for(_: ProgramCase) -> Iterator[Check]:
