@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import amp_checks
 from amp_checks import backends
-from amp_checks.core import Status, exact
+from amp_checks.core import Backend, Finding, Status, exact
 from amp_checks.families import FAMILIES, Family, collect
+from amp_checks.suite.measure import recording
 from amp_checks.suite.row import Row
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +30,8 @@ def block(heading: str) -> list[str]:
 
 def rooms_on_the_page() -> set[str]:
     """Paths of the tree, relative to the package; two spaces of indentation are one level."""
-    found, above = set(), []
+    found: set[str] = set()
+    above: list[str] = []
     for line in block("Rooms")[1:]:
         name = line.split()[0].rstrip("/")
         level = (len(line) - len(line.lstrip())) // 2
@@ -61,17 +66,19 @@ def test_files_are_short_enough_to_know() -> None:
     assert long == {}
 
 
-def test_a_family_is_a_value_and_one_line() -> None:
-    def check_autocast_dtype(case: Row, backend: backends.Backend):  # type: ignore[no-untyped-def]  # noqa: ANN202, ARG001
-        yield exact("dtype", actual=backend.dtype, expected="bfloat16", why="the id of the backend")
+def check_id_of_backend(_: Row, backend: Backend) -> Iterator[Finding]:
+    yield exact("dtype", actual=backend.dtype, expected="bfloat16", why="the id of the backend")
 
+
+def test_a_family_is_a_value_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class StubRow(Row):
         family = "stub"
         id = "one"
 
-    FAMILIES["stub"] = Family(name="stub", cases=(StubRow(),), checks_for=lambda _: iter((check_autocast_dtype,)))
-    try:
-        (item,) = collect(backends=[backends.backend("cpu-bfloat16")], families=["stub"])
-        assert (item.id, item.run().status) == ("check_autocast_dtype-one-cpu-bfloat16", Status.PASSED)
-    finally:
-        del FAMILIES["stub"]
+    stub = Family(name="stub", cases=(StubRow(),), checks_for=lambda _: iter((check_id_of_backend,)))
+    monkeypatch.setitem(FAMILIES, "stub", stub)
+    (item,) = collect(backends=[backends.backend("cpu-bfloat16")], families=["stub"])
+    assert item.id == "check_id_of_backend-one-cpu-bfloat16"
+    with recording() as results:
+        item()
+    assert [result.status for result in results] == [Status.PASSED]

@@ -35,7 +35,13 @@ class UsageError(SuiteError):
     """What the user asked for does not exist or cannot be had (exit status 4)."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
+class UnknownName(UsageError, KeyError):
+    """No such thing exists; look-ups in a mapping may raise it."""
+
+    __str__ = UsageError.__str__  # KeyError's puts the message in quotes
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> UnknownName:
     """The error of a name that does not exist; it says which do.
 
     Args:
@@ -46,10 +52,10 @@ def unknown(kind: str, name: str, known: Iterable[str], *, listed_by: str = "") 
     """
     names = list(known)
     if not listed_by:
-        return UsageError(f"unknown {kind} {name!r}; there are {', '.join(names)}")
+        return UnknownName(f"unknown {kind} {name!r}; there are {', '.join(names)}")
     near = " or ".join(map(repr, difflib.get_close_matches(name, names, n=3, cutoff=0.5)))
     hint = f" did you mean {near}?" if near else ""
-    return UsageError(f"unknown {kind} {name!r};{hint} {listed_by} lists all {len(names)}")
+    return UnknownName(f"unknown {kind} {name!r};{hint} {listed_by} lists all {len(names)}")
 
 
 RAISED = "the code under test raised"

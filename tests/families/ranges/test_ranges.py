@@ -17,6 +17,7 @@ from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ranges import checks, probe
 from amp_checks.families.ranges.cases import CASES, GATE, row
+from amp_checks.families.ranges.exceptions import EXCEPTIONS, NO_KERNEL
 from amp_checks.families.ranges.inputs import (
     DIRECTIONS,
     FLOAT32,
@@ -30,7 +31,7 @@ from amp_checks.families.ranges.inputs import (
     of_table,
     up_to,
 )
-from amp_checks.families.ranges.limits import AT_ZERO, EXCEPTIONS, NO_KERNEL, limits
+from amp_checks.families.ranges.limits import AT_ZERO, limits
 from amp_checks.records import cast_policy
 from amp_checks.report import ranges as report
 from amp_checks.suite.measure import measure
