@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from amp_checks.core import border
 from amp_checks.core.model import Finding
 
 P = ParamSpec("P")
@@ -100,7 +101,8 @@ def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: 
         MemoryError, torch.OutOfMemoryError, ...: passed on: want of memory says nothing of the code under test.
     """
     try:
-        return function(*args, **kwargs)
+        with border.current().around(subject):
+            return function(*args, **kwargs)
     except (NotEmulated, Raised):
         raise
     except Exception as error:

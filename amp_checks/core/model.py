@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from amp_checks.core import border
+
 if TYPE_CHECKING:
     import torch
 
@@ -166,7 +168,8 @@ class Backend:
 
     def region(self, *, enabled: bool = True, cache_enabled: bool | None = None) -> AbstractContextManager[Any]:
         """An autocast region of this backend, in its low dtype."""
-        return self.autocast(self.device_type, dtype=self.low_dtype, enabled=enabled, cache_enabled=cache_enabled)
+        made = self.autocast(self.device_type, dtype=self.low_dtype, enabled=enabled, cache_enabled=cache_enabled)
+        return border.current().region(made)
 
     def scaler(self, **settings: Any) -> Any:
         """A gradient scaler of this backend; ``settings`` as for `torch.amp.GradScaler`."""

@@ -4,7 +4,8 @@
 * a check passes when it yielded at least one finding and all of them pass;
 * an exception from the code under test (distinguished by `attempt`, and only there) is a failed finding; any other
   exception is an error of the suite;
-* a check that yields nothing, or leaves global state changed, is an error of the suite.
+* global state that the code under test left changed is a failed finding, and put back (`amp_checks.suite.leftovers`);
+* a check that yields nothing, or itself leaves global state changed, is an error of the suite.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from amp_checks.core import (
     Status,
     SuiteError,
     first_line,
+    border,
     out_of_memory,
 )
 
@@ -58,6 +60,7 @@ def measure(check: Check, case: Case, backend: Backend) -> Result:
 
     Torch runs on one thread inside: two threads and one give different bits for ``mm`` and ``sum``.
     """
+    from amp_checks.suite.leftovers import Leftovers
     from amp_checks.torch_api import state
 
     findings: list[Finding] = []
@@ -67,9 +70,9 @@ def measure(check: Check, case: Case, backend: Backend) -> Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with state.one_thread():
-            before = state.capture()
+            before, left = state.capture(), Leftovers()
             try:
-                with backend.activate():
+                with border.watched_by(left), backend.activate():
                     for finding in check(case, backend):
                         if not isinstance(finding, Finding):
                             _refuse(check, finding)
@@ -78,7 +81,8 @@ def measure(check: Check, case: Case, backend: Backend) -> Result:
                 error = raised
             changed = state.restore(before)
 
-    status, message, detail = _judge(findings, error, changed)
+    findings += left.findings.values()
+    status, message, detail = _judge(findings, error, changed, blamed=bool(left.findings))
     if isinstance(error, Raised):
         findings.append(error.finding())
     if error is not None and out_of_memory(error):
@@ -102,20 +106,20 @@ def _refuse(check: Check, what: object) -> NoReturn:
     raise SuiteError(message)
 
 
-def _judge(findings: list[Finding], error: Exception | None, changed: list[str]) -> tuple[Status, str, str]:
-    if isinstance(error, NotEmulated):
-        return Status.NOT_EMULATED, str(error), ""
+def _judge(
+    findings: list[Finding], error: Exception | None, changed: list[str], *, blamed: bool
+) -> tuple[Status, str, str]:
     if error is not None and out_of_memory(error):
         return Status.ERROR, f"out of memory, so nothing can be said: {first_line(error)}", _traceback(error)
-    if changed and isinstance(error, Raised):
-        # The code under test raised half way: what it left behind is its doing, and restored.
-        return Status.FAILED, f"global state left behind: {'; '.join(changed)}", ""
-    if isinstance(error, Raised):
-        return Status.FAILED, "", ""
-    if error is not None:
-        return Status.ERROR, _place(error), _traceback(error)
-    if changed:
-        return Status.ERROR, f"the check left global state changed: {'; '.join(changed)}", ""
+    if isinstance(error, NotEmulated) and not blamed:
+        return Status.NOT_EMULATED, str(error), ""
+    told = [] if error is None or isinstance(error, Raised | NotEmulated) else [_place(error)]
+    told += [f"the check left global state changed: {'; '.join(changed)}"] if changed else []
+    if blamed or isinstance(error, Raised):
+        # A check that goes wrong where the code under test already has is no fault of the suite.
+        return Status.FAILED, "\n".join(told), ""
+    if told:
+        return Status.ERROR, told[0], "" if error is None else _traceback(error)
     if not findings:
         return Status.ERROR, "the check measured nothing: it yielded no finding", ""
     return (Status.PASSED if all(finding.passed for finding in findings) else Status.FAILED), "", ""

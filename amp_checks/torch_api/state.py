@@ -56,10 +56,13 @@ def _set_cuda_rng(value: Any) -> None:
         torch.cuda.set_rng_state_all(value)
 
 
-_SWITCHES: dict[str, _Switch] = {
+_AUTOCAST: dict[str, _Switch] = {
     **_autocast_switches(),
     "autocast nesting depth": (_get_nesting, _set_nesting),
     "autocast cache enabled": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+}
+_SWITCHES: dict[str, _Switch] = {
+    **_AUTOCAST,
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
@@ -87,25 +90,46 @@ _SWITCHES: dict[str, _Switch] = {
 }
 
 
+_RANDOM = ("CPU random state", "CUDA random state")
+_WITHOUT_RANDOM = {name: read for name, (read, _) in _SWITCHES.items() if name not in _RANDOM}
+
+
 def capture() -> Snapshot:
     """Read every switch."""
     return {name: read() for name, (read, _) in _SWITCHES.items()}
 
 
-def restore(before: Snapshot) -> list[str]:
-    """Put back what differs from ``before``; return one line per difference, ``"grad mode: True -> False"``.
+def capture_switches() -> Snapshot:
+    """Read every switch but the random states, which code may use up."""
+    return {name: read() for name, read in _WITHOUT_RANDOM.items()}
+
+
+def capture_autocast() -> Snapshot:
+    """Read the switches of autocast."""
+    return {name: read() for name, (read, _) in _AUTOCAST.items()}
+
+
+def put_back(before: Snapshot) -> dict[str, tuple[Any, Any]]:
+    """Put back what differs from ``before``; gives each switch that did, with its value then and now.
 
     A CUDA random state that appeared since (CUDA was started in between) is no difference.
     """
-    changed = []
-    for name, (read, write) in _SWITCHES.items():
-        now, then = read(), before[name]
+    changed = {}
+    for name, then in before.items():
+        read, write = _SWITCHES[name]
+        now = read()
         if name == "CUDA random state" and then is None:
             continue
         if not _same(now, then):
-            changed.append(name if name.endswith("random state") else f"{name}: {then} -> {now}")
+            changed[name] = (then, now)
             write(then)
     return changed
+
+
+def restore(before: Snapshot) -> list[str]:
+    """As `put_back`, with one line per difference: ``"grad mode: True -> False"``."""
+    changed = put_back(before)
+    return [name if name in _RANDOM else f"{name}: {then} -> {now}" for name, (then, now) in changed.items()]
 
 
 def _same(now: Any, then: Any) -> bool:

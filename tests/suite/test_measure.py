@@ -260,7 +260,7 @@ def test_state_left_behind_by_code_under_test_that_raised_is_told_and_restored()
 
     result = judged(body)
     assert result.status is Status.FAILED
-    assert "grad mode" in result.message
+    assert "grad mode" in result.describe()
     assert torch.is_grad_enabled()
 
 

@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from amp_checks.core import Backend, SuiteError
-from amp_checks.families.scaler.mutants import edits
-from amp_checks.families.scaler.mutants.rows import Plant, mutant
+from amp_checks.families.scaler.mutants.every_edit import SOURCE
+from amp_checks.families.scaler.mutants.rows import mutant
 from amp_checks.suite.planting import Mutant
-
-
-@functools.cache
-def _edits() -> dict[str, edits.Edit]:
-    return {edit.id: edit for edit in edits.edits(edits.installed_source())}
-
-
-@contextmanager
-def _edited(backend: Backend, *, edit_id: str) -> Iterator[Backend]:
-    if edit_id not in _edits():
-        message = f"{edit_id!r} is no edit of this torch's grad_scaler.py: the mutant that plants it must name another"
-        raise SuiteError(message)
-    module = edits.load(edits.edited(edits.installed_source(), _edits()[edit_id]))
-    try:
-        yield dataclasses.replace(backend, grad_scaler=module.GradScaler)
-    finally:
-        del sys.modules[edits.MODULE]
-
-
-def edited(edit_id: str) -> Plant:
-    """Plant torch's scaler with one edit made in its source."""
-    return functools.partial(_edited, edit_id=edit_id)
-
 
 FAULTS: dict[str, str] = {
     "assignment-removed@module:1": "the module of the scaler exports no names",
@@ -69,7 +39,7 @@ FAULTS: dict[str, str] = {
 """What each edit breaks."""
 
 ROWS: tuple[Mutant, ...] = tuple(
-    mutant(f"scaler-slip-{case}", FAULTS[edit_id], edited(edit_id), case, check)
+    mutant(f"scaler-slip-{case}", FAULTS[edit_id], SOURCE.planting(edit_id), case, check)
     for case, check, edit_id in (
         ("aliases", "check_aliases", "assignment-removed@module:1"),
         (
