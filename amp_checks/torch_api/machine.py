@@ -31,6 +31,13 @@ def _built_with_cuda() -> bool:
     return torch.version.cuda is not None
 
 
+def _has_no_cuda() -> bool:
+    """Whether torch finds no CUDA device."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
 def _has_vector_kernels() -> bool:
     """Whether torch runs the CPU's kernels that were written for its vector instructions."""
     import torch
@@ -47,6 +54,7 @@ def _has_cpp_compiler() -> bool:
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "": lambda: True,
     "built-with-cuda": _built_with_cuda,
+    "has-no-cuda": _has_no_cuda,
     "has-a-cpp-compiler": _has_cpp_compiler,
     "has-vector-kernels": _has_vector_kernels,
     "onednn-has-no-float16-lstm": functools.partial(_lacks_lstm, "float16"),

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from amp_checks.core import Backend
-from amp_checks.families.ops.regions.program import Seen, Topic, named, outcome, program, tensor
+from amp_checks.families.ops.regions.program import Seen, Topic, held, named, outcome, program, tensor, value
 from amp_checks.torch_api import private
 from amp_checks.torch_api.numerics import dtype_name, error_ratio, same_bits, seeded
 
@@ -230,3 +230,51 @@ def graph_casts(backend: Backend) -> Seen:
         if node.op == "call_function"
     }
     return {"mm in the graph": given.get("aten::mm"), "softmax in the graph": given.get("aten::_softmax")}
+
+
+@program(
+    Topic.COMPILED,
+    {
+        "a graph": "_enter_autocast DEVICE low True False; aten.mm.default; _exit_autocast 1",
+        "a graph of the graph": "_enter_autocast DEVICE low True False; aten.mm.default; _exit_autocast 1",
+        "what it gives": "low",
+        "state after it": True,
+        "an exception in a region that is traced": "KeyError: 'mine'",
+        "state after that": True,
+    },
+    source="torch.export keeps regions: a graph before dispatch enters and leaves them",
+    real_only="a graph before dispatch knows no emulated device",
+)
+def region_in_graph(backend: Backend) -> Seen:
+    device, before, a = backend.device_type, held(backend), tensor(backend, 4, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, dtype=backend.low_dtype, cache_enabled=False):
+            return torch.mm(x, x)
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, dtype=backend.low_dtype):
+            raise KeyError("mine")
+        return x
+
+    def shown(node: Any) -> str:
+        name = getattr(node.target, "__name__", str(node.target))
+        if name == "_enter_autocast":
+            arguments = [named(backend, arg) if isinstance(arg, torch.dtype) else str(arg) for arg in node.args]
+            return f"{name} {' '.join(arguments)}".replace(device, "DEVICE")
+        return f"{name} {len(node.args)}" if name == "_exit_autocast" else str(node.target)
+
+    def nodes(graph: Any) -> str:
+        return "; ".join(shown(node) for node in graph.graph.nodes if node.op == "call_function")
+
+    def traced(what: Any) -> Any:
+        return make_fx(what, pre_dispatch=True)(a)
+
+    return {
+        "a graph": value(lambda: nodes(traced(function))),
+        "a graph of the graph": value(lambda: nodes(traced(traced(function)))),
+        "what it gives": value(lambda: named(backend, traced(function)(a).dtype)),
+        "state after it": held(backend) == before,
+        "an exception in a region that is traced": outcome(lambda: traced(failing)),
+        "state after that": held(backend) == before,
+    }

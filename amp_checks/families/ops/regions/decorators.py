@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import torch
+
 from amp_checks.core import Backend
-from amp_checks.families.ops.regions.program import Seen, Topic, product, program
+from amp_checks.families.ops.regions.program import Seen, Topic, held, outcome, product, program, value
 
 
 def _decorated(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,3 +82,44 @@ def awaiting_region(backend: Backend) -> Seen:
         return seen
 
     return {"in another task, while one waits in a region": asyncio.run(both())}
+
+
+@program(
+    Topic.DECORATORS,
+    {
+        "name, text": "work, What it does.",
+        "what it wraps": True,
+        "arguments": "(1, 'two') {'three': 3}",
+        "the very object that was returned": True,
+        "inside": "on in low, cache on, depth 1",
+        "exception": "KeyError: 'mine'",
+        "after the exception": True,
+        "what TorchScript says of it": "@autocast() decorator is not supported in script mode",
+        "torch.amp.autocast_mode.autocast_decorator": "on in low, cache on, depth 1",
+    },
+    source="a decorated function is the function, in the region",
+)
+def decorated_is_the_function(backend: Backend) -> Seen:
+    before, kept = held(backend), object()
+
+    def work(*args: Any, **options: Any) -> str:
+        """What it does."""
+        return f"{args} {options}"
+
+    def fail() -> None:
+        raise KeyError("mine")
+
+    made = _decorated(backend, work)
+    return {
+        "name, text": value(lambda: f"{made.__name__}, {made.__doc__}"),
+        "what it wraps": value(lambda: getattr(made, "__wrapped__", None) is work),
+        "arguments": value(lambda: made(1, "two", three=3)),
+        "the very object that was returned": value(lambda: _decorated(backend, lambda: kept)() is kept),
+        "inside": value(_decorated(backend, lambda: held(backend))),
+        "exception": outcome(_decorated(backend, fail)),
+        "after the exception": held(backend) == before,
+        "what TorchScript says of it": value(lambda: str(getattr(made, "__script_unsupported", None))),
+        "torch.amp.autocast_mode.autocast_decorator": value(
+            lambda: torch.amp.autocast_mode.autocast_decorator(backend.region(), lambda: held(backend))()
+        ),
+    }

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -148,3 +150,35 @@ def outcome(function: Callable[[], Any]) -> str:
     except Exception as error:  # noqa: BLE001 - every kind is what is looked at
         return f"{type(error).__name__}: {first_line(error)}"
     return "no exception"
+
+
+def value(function: Callable[[], Value]) -> Value:
+    """What the function gives, or ``TypeError: first line`` of what it raised: as much a measurement as a value."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - every kind is what is looked at
+        return f"{type(error).__name__}: {first_line(error)}"
+
+
+def held(backend: Backend, device_type: str = "") -> str:
+    """The switches of autocast: ``on in low, cache on, depth 1``."""
+    device = device_type or backend.device_type
+    enabled = "on" if torch.is_autocast_enabled(device) else "off"
+    cache = "on" if torch.is_autocast_cache_enabled() else "off"
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
+    return f"{enabled} in {named(backend, torch.get_autocast_dtype(device))}, cache {cache}, depth {depth}"
+
+
+def other_low(backend: Backend) -> torch.dtype:
+    """The 16-bit dtype that is not the backend's."""
+    return torch.bfloat16 if backend.low_dtype is torch.float16 else torch.float16
+
+
+def texts(caught: list[warnings.WarningMessage], *, blamed: str) -> str:
+    """``UserWarning: text`` of each warning, and whom it blames where that is not the file ``blamed``."""
+    return "; ".join(
+        f"{each.category.__name__}: {each.message}"
+        + ("" if each.filename == blamed else f" [blames {Path(each.filename).name}]")
+        for each in caught
+    )
