@@ -292,8 +292,10 @@ def in_place(module: str, edit: Edit) -> Iterator[None]:
     """
     owner = importlib.import_module(module)
     name = f"amp_checks_edited.{module}"
+    tree = edited(source_of(module), edit)
+    _keep_class_cell(tree, owner, edit.scope)
     try:
-        new = load(edited(source_of(module), edit), name)
+        new = load(tree, name)
     finally:
         del sys.modules[name]
     undo = _exchange(owner, new, edit)
@@ -302,6 +304,22 @@ def in_place(module: str, edit: Edit) -> Iterator[None]:
     finally:
         for owner_, name, value in reversed(undo):
             setattr(owner_, name, value)
+
+
+def _keep_class_cell(tree: ast.Module, owner: types.ModuleType, scope: tuple[str, ...]) -> None:
+    """A method that names ``super()`` must go on closing over its class, or the edited code does not fit into it."""
+    outer = _outermost_function(owner, owner, scope)
+    if outer is None or "__class__" not in outer[0].__code__.co_freevars:
+        return
+    method = next(
+        node
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef) and each.name == scope[0]
+        for node in ast.walk(each)
+        if isinstance(node, ast.FunctionDef) and node.name == outer[0].__name__
+    )
+    method.body.append(ast.If(ast.Constant(False), [ast.Expr(ast.Name("__class__", ast.Load()))], []))
+    ast.fix_missing_locations(tree)
 
 
 _Kept = list[tuple[Any, str, Any]]

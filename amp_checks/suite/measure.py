@@ -28,8 +28,8 @@ from amp_checks.core import (
     Result,
     Status,
     SuiteError,
-    first_line,
     border,
+    first_line,
     out_of_memory,
 )
 

@@ -196,6 +196,10 @@ OUTPUTS: tuple[OutputsCase, ...] = (
     _refused(id="scale-none", outputs=lambda _: None),
     _refused(id="scale-list-of-numbers", outputs=lambda _: [1.0, 2.0]),
     _disabled(id="scale-disabled", outputs=lambda make: [make(1.0)]),
+    _disabled(id="scale-disabled-tensor", outputs=lambda make: make([1.0, 2.0])),
+    _disabled(id="scale-disabled-float16-scalar", outputs=lambda make: make(1.0, dtype=torch.float16)),
+    _disabled(id="scale-disabled-tuple", outputs=lambda make: (make(1.0), [make(2.0)])),
+    _disabled(id="scale-disabled-generator", outputs=_generator),
     _disabled(id="scale-disabled-number", outputs=lambda _: 1.0),
 )
 

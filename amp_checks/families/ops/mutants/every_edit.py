@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from amp_checks import backends
-from amp_checks.families.ops.regions.program import RegionCase
+from amp_checks.families.ops.regions.program import RegionCase, Topic
 from amp_checks.suite import collect, edits, every_edit
 from amp_checks.suite.edits import Edit
 from amp_checks.suite.every_edit import Change, Source
@@ -17,10 +17,18 @@ from amp_checks.suite.planting import Tally
 BACKENDS = ("cpu-float16", "emulated-cuda-bfloat16")
 """A device as it is and the rules of another, each in the dtype that is not its default: there an edit shows more."""
 
+THIRD = "emulated-xpu-bfloat16"
+"""For gradients also a device that is neither CUDA, which torch takes where none is named, nor the CPU."""
+
 
 def _items() -> list[Item]:
     found = collect.collect(backends=[backends.backend(name) for name in BACKENDS], families=["ops"])
-    return [item for item in found if isinstance(item.case, RegionCase)]
+    found += collect.collect(backends=[backends.backend(THIRD)], families=["ops"])
+    return [item for item in found if isinstance(item.case, RegionCase) and _runs(item.case, item.backend.id)]
+
+
+def _runs(case: RegionCase, backend: str) -> bool:
+    return backend != THIRD or case.topic is Topic.GRADIENTS
 
 
 def _source(module: str) -> Source:
@@ -34,7 +42,7 @@ def _source(module: str) -> Source:
         equivalents="ops/equivalent_edits.json",
         plant=plant,
         items=_items,
-        concerns=_concerns_autocast if module.endswith("checkpoint") else lambda _: True,
+        concerns=_concerns_autocast if module.endswith("checkpoint") else _runs_on_every_python,
         note=", where it deals with autocast" if module.endswith("checkpoint") else "",
     )
 
@@ -44,6 +52,11 @@ def _concerns_autocast(edit: Edit) -> bool:
     if edit.id.startswith("context-removed"):
         return "autocast" in edit.before
     return "autocast" in edit.statement or any("autocast" in name for name in edit.scope)
+
+
+def _runs_on_every_python(edit: Edit) -> bool:
+    """Leaves out what front ends have for the signature of a class under Python before 3.13, and there alone."""
+    return not edit.statement.startswith("if sys.version_info") and "__new__" not in edit.scope
 
 
 SOURCES = {

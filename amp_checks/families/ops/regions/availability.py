@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from amp_checks.core import DEVICE_TYPES, Backend, recorded_warnings
-from amp_checks.families.ops.regions.program import Seen, Topic, low, named, outcome, program, tensor, texts, value
+from amp_checks.families.ops.regions.program import Seen, Topic, outcome, program, texts, value
 from amp_checks.torch_api import private_regions
 
 SOURCE = "torch.amp documentation, and the texts of its errors and warnings"
@@ -36,6 +36,9 @@ def available(_: Backend) -> Seen:
         "a device object": "ValueError: Expected `device_type` of type `str`, got: `<class 'torch.device'>`",
         "of custom_fwd": "ValueError: Expected `device_type` of type `str`, got: `<class 'torch.device'>`",
         "of custom_bwd": "ValueError: Expected `device_type` of type `str`, got: `<class 'torch.device'>`",
+        "this device": "no exception",
+        "this device, of custom_fwd": "no exception",
+        "this device, of custom_bwd": "no exception",
     },
     source=SOURCE,
 )
@@ -47,6 +50,9 @@ def refused_devices(backend: Backend) -> Seen:
         "a device object": outcome(lambda: autocast(device)),
         "of custom_fwd": outcome(lambda: torch.amp.custom_fwd(device_type=device)),
         "of custom_bwd": outcome(lambda: torch.amp.custom_bwd(device_type=device)),
+        "this device": outcome(lambda: autocast(backend.device_type)),
+        "this device, of custom_fwd": outcome(lambda: torch.amp.custom_fwd(device_type=backend.device_type)),
+        "this device, of custom_bwd": outcome(lambda: torch.amp.custom_bwd(device_type=backend.device_type)),
     }
 
 
@@ -61,7 +67,7 @@ def _made(region: Callable[[], Any], backend: Backend, device_type: str = "") ->
     device = device_type or backend.device_type
     with recorded_warnings() as caught, region():
         enabled = torch.is_autocast_enabled(device)
-    return texts(caught, blamed=__file__), enabled
+    return texts(caught, caller=region), enabled
 
 
 @program(

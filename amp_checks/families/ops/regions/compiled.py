@@ -238,6 +238,7 @@ def graph_casts(backend: Backend) -> Seen:
         "a graph": "_enter_autocast DEVICE low True False; aten.mm.default; _exit_autocast 1",
         "a graph of the graph": "_enter_autocast DEVICE low True False; aten.mm.default; _exit_autocast 1",
         "what it gives": "low",
+        "what `as` names in a region that is traced": True,
         "state after it": True,
         "an exception in a region that is traced": "KeyError: 'mine'",
         "state after that": True,
@@ -247,15 +248,17 @@ def graph_casts(backend: Backend) -> Seen:
 )
 def region_in_graph(backend: Backend) -> Seen:
     device, before, a = backend.device_type, held(backend), tensor(backend, 4, 4)
+    named_by_as: list[bool] = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device, dtype=backend.low_dtype, cache_enabled=False):
+        region = torch.autocast(device, dtype=backend.low_dtype, cache_enabled=False)
+        with region as entered:
+            named_by_as.append(entered is region)
             return torch.mm(x, x)
 
-    def failing(x: torch.Tensor) -> torch.Tensor:
+    def failing(_: torch.Tensor) -> None:
         with torch.autocast(device, dtype=backend.low_dtype):
             raise KeyError("mine")
-        return x
 
     def shown(node: Any) -> str:
         name = getattr(node.target, "__name__", str(node.target))
@@ -274,6 +277,7 @@ def region_in_graph(backend: Backend) -> Seen:
         "a graph": value(lambda: nodes(traced(function))),
         "a graph of the graph": value(lambda: nodes(traced(traced(function)))),
         "what it gives": value(lambda: named(backend, traced(function)(a).dtype)),
+        "what `as` names in a region that is traced": bool(named_by_as) and all(named_by_as),
         "state after it": held(backend) == before,
         "an exception in a region that is traced": outcome(lambda: traced(failing)),
         "state after that": held(backend) == before,

@@ -151,7 +151,7 @@ def _forwards(backend: Backend) -> dict[str, Callable[..., Any]]:
     def decorated(function: Callable[..., Any], **options: Any) -> Any:
         return torch.amp.custom_fwd(function, device_type=backend.device_type, **options)
 
-    def plain(context: Any, *args: Any, **options: Any) -> Any:
+    def plain(_: Any, *args: Any, **options: Any) -> Any:
         return (held(backend), args, options)
 
     return {
@@ -232,7 +232,7 @@ def backward_state(backend: Backend) -> Seen:
     def passes_on() -> bool:
         context = after("no cast")
         _, args, options = call(context, one, two=two)
-        return args == (context, one) and options == {"two": two}
+        return bool(args == (context, one) and options == {"two": two})
 
     def restored() -> bool:
         def fail(_: Any) -> None:

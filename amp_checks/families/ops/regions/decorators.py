@@ -120,6 +120,6 @@ def decorated_is_the_function(backend: Backend) -> Seen:
         "after the exception": held(backend) == before,
         "what TorchScript says of it": value(lambda: str(getattr(made, "__script_unsupported", None))),
         "torch.amp.autocast_mode.autocast_decorator": value(
-            lambda: torch.amp.autocast_mode.autocast_decorator(backend.region(), lambda: held(backend))()
+            lambda: torch.amp.autocast_mode.autocast_decorator(backend.region(), held)(backend)
         ),
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.cpu.amp import autocast_mode
 
 from amp_checks.core import Backend, recorded_warnings
 from amp_checks.families.ops.regions.program import Seen, Topic, held, named, outcome, program, tensor, texts, value
@@ -56,15 +58,16 @@ def _front_end(backend: Backend, make: Callable[..., Any]) -> Seen:
     def told() -> str:
         with recorded_warnings() as caught:
             make()
-        return texts(caught, blamed=__file__)
+        return texts(caught, caller=told)
 
     return {
+        "signature": value(lambda: str([f"{each.name}={each.default}" for each in _parameters(make)])),
         "warning": value(told),
         "nothing named": value(inside),
         "by position": value(lambda: inside(True, low, False)),
         "disabled": value(lambda: inside(False, low)),
         "by name": value(lambda: inside(enabled=False, dtype=low, cache_enabled=False)),
-        "around a function": value(lambda: make(dtype=low)(lambda: held(backend))()),
+        "around a function": value(lambda: make(dtype=low)(held)(backend)),
         "what `as` names": value(entered),
         "the exception": outcome(fail),
         "a torch.autocast": value(lambda: isinstance(make(), torch.autocast)),
@@ -72,10 +75,15 @@ def _front_end(backend: Backend, make: Callable[..., Any]) -> Seen:
     }
 
 
-def _expected(name: str, default: str, instead: str) -> dict[str, str | bool]:
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def _expected(name: str, dtype: str, instead: str) -> dict[str, str | bool]:
     return {
+        "signature": f"['enabled=True', 'dtype=torch.{dtype}', 'cache_enabled=True']",
         "warning": _DEPRECATED.format(name, instead),
-        "nothing named": f"on in {default}, cache on, depth 1",
+        "nothing named": "on in DEFAULT, cache on, depth 1",
         "by position": "on in low, cache off, depth 1",
         "disabled": "off in low, cache on, depth 1",
         "by name": "off in low, cache off, depth 1",
@@ -95,17 +103,17 @@ def _default_is_its(backend: Backend, seen: Seen, default: str) -> Seen:
 
 @program(
     Topic.STATE,
-    _expected("cpu.amp.autocast", "DEFAULT", "autocast('cpu', args...)`"),
+    _expected("cpu.amp.autocast", "bfloat16", "autocast('cpu', args...)`"),
     source="torch.cpu.amp.autocast documentation",
     devices=("cpu",),
 )
 def cpu_front_end(backend: Backend) -> Seen:
-    return _default_is_its(backend, _front_end(backend, torch.cpu.amp.autocast), "bfloat16")
+    return _default_is_its(backend, _front_end(backend, autocast_mode.autocast), "bfloat16")
 
 
 @program(
     Topic.STATE,
-    _expected("cuda.amp.autocast", "DEFAULT", "autocast('cuda', args...)`"),
+    _expected("cuda.amp.autocast", "float16", "autocast('cuda', args...)`"),
     source="torch.cuda.amp.autocast documentation",
     devices=("cuda",),
 )
@@ -139,32 +147,31 @@ def custom_functions_front_end(backend: Backend) -> Seen:
     (x,) = (tensor(backend, 2).to(backend.low_dtype),)
     warned: Seen = {}
 
-    def made(name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def made(name: str, make: Callable[[], Any]) -> Any:
         with recorded_warnings() as caught:
-            found = make(*args, **options)
-        warned[name] = texts(caught, blamed=__file__)
+            found = make()
+        warned[name] = texts(caught, caller=make)
         return found
 
     def dtype_of(_: Any, given: torch.Tensor) -> str:
         return named(backend, given.dtype)
+
+    def state(_: Any) -> str:
+        return held(backend)
 
     def inside(function: Callable[..., Any], *args: Any) -> Any:
         with backend.region():
             return function(*args)
 
     context = _Context()
-    casting = made("casting", front.custom_fwd, dtype_of, cast_inputs=torch.float32)
-    forward = made("custom_fwd", front.custom_fwd, lambda _: held(backend))
-    backward = made("custom_bwd", front.custom_bwd, lambda _: held(backend))
+    cast = private_regions.cast_of_cuda_front_end()
     return {
-        "forward": value(lambda: inside(forward, context)),
-        "casting forward": value(lambda: inside(casting, _Context(), x)),
+        "forward": value(lambda: inside(made("custom_fwd", lambda: front.custom_fwd(state)), context)),
+        "casting forward": value(lambda: inside(front.custom_fwd(dtype_of, cast_inputs=torch.float32), _Context(), x)),
         "casting forward, decorated with arguments": value(
             lambda: inside(front.custom_fwd(cast_inputs=torch.float32)(dtype_of), _Context(), x)
         ),
-        "backward": value(lambda: backward(context)),
-        "what _cast gives": value(
-            lambda: dtype_of(None, made("_cast", private_regions.cast_of_cuda_front_end(), x, torch.float32))
-        ),
+        "backward": value(lambda: made("custom_bwd", lambda: front.custom_bwd(state))(context)),
+        "what _cast gives": value(lambda: dtype_of(None, made("_cast", lambda: cast(x, torch.float32)))),
         **{name: warned.get(name) for name in ("custom_fwd", "custom_bwd", "_cast")},
     }

@@ -175,10 +175,16 @@ def other_low(backend: Backend) -> torch.dtype:
     return torch.bfloat16 if backend.low_dtype is torch.float16 else torch.float16
 
 
-def texts(caught: list[warnings.WarningMessage], *, blamed: str) -> str:
-    """``UserWarning: text`` of each warning, and whom it blames where that is not the file ``blamed``."""
+def texts(caught: list[warnings.WarningMessage], *, caller: Callable[..., Any]) -> str:
+    """``UserWarning: text`` of each warning, and whom it blames where that is no line of the function ``caller``."""
+    code = caller.__code__
+    lines = {line for _, _, line in code.co_lines()}
     return "; ".join(
         f"{each.category.__name__}: {each.message}"
-        + ("" if each.filename == blamed else f" [blames {Path(each.filename).name}]")
+        + (
+            ""
+            if each.filename == code.co_filename and each.lineno in lines
+            else f" [blames {Path(each.filename).name}]"
+        )
         for each in caught
     )

@@ -5,6 +5,7 @@ They override private methods of torch's scaler, since that is where slips are m
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -245,6 +246,50 @@ class UnscalesLate(torch.amp.GradScaler):
             (gradient._values() if gradient.is_sparse else gradient).mul_(factor)  # noqa: SLF001
 
 
+class CopiesWhereDisabled(torch.amp.GradScaler):
+    """A disabled scaler's scale gives an equal copy of a tensor."""
+
+    def scale(self, outputs: Any) -> Any:
+        given = super().scale(outputs)
+        return given.clone() if not self.is_enabled() and isinstance(given, torch.Tensor) else given
+
+
+class CopiesGradientsWhereDisabled(torch.amp.GradScaler):
+    """A disabled scaler's unscale_ puts an equal copy in the place of a gradient."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        for parameter in _held(optimizer) if not self.is_enabled() else ():
+            parameter.grad = torch.as_tensor(parameter.grad).clone()
+
+
+class ScalesInPlace(torch.amp.GradScaler):
+    """scale multiplies the tensor that it was given, and gives a copy of it."""
+
+    def scale(self, outputs: Any) -> Any:
+        scaled = super().scale(outputs)
+        if isinstance(outputs, torch.Tensor) and outputs.is_leaf and self.is_enabled():
+            with torch.no_grad():
+                outputs.copy_(scaled)
+        return scaled
+
+
+class ReplacesGradients(torch.amp.GradScaler):
+    """unscale_ puts a new tensor in the place of a gradient."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        for parameter in _held(optimizer):
+            parameter.grad = torch.as_tensor(parameter.grad).clone()
+
+
+class CopiesWhatStepReturns(torch.amp.GradScaler):
+    """step returns an equal copy of what the optimizer returned."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return copy.copy(super().step(optimizer, *args, **kwargs))
+
+
 def _row(name: str, scaler: type[torch.amp.GradScaler], case: str, *killed_by: str, fault: str | None = None) -> Mutant:
     """A row; the fault is what the scaler's docstring says, where no other is given."""
     text = str(scaler.__doc__).rstrip(".")
@@ -306,4 +351,15 @@ ROWS: tuple[Mutant, ...] = (
         "check_skipped_step_leaves_unscaled_gradients",
         "check_scaled_step_equals_unscaled_step",
     ),
+    _row("copies-where-disabled", CopiesWhereDisabled, "disabled-scale-hands-back", "check_disabled_scale"),
+    _row("copies-tensor-where-disabled", CopiesWhereDisabled, "scale-disabled-tensor", "check_scaled_outputs"),
+    _row(
+        "copies-gradients-where-disabled",
+        CopiesGradientsWhereDisabled,
+        "disabled-unscale-leaves-gradients",
+        "check_disabled_unscale",
+    ),
+    _row("scales-in-place", ScalesInPlace, "scale-leaves-outputs", "check_scale_leaves_outputs"),
+    _row("replaces-gradients", ReplacesGradients, "unscale-keeps-objects", "check_unscale_keeps_objects"),
+    _row("copies-what-step-returns", CopiesWhatStepReturns, "step-hands-back", "check_step_hands_back"),
 )

@@ -35,6 +35,10 @@ FAULTS: dict[str, str] = {
     "condition-true@GradScaler.scale:3": "every scale() makes a new scale",
     "assignment-removed@GradScaler.load_state_dict:1": "a new scaler forgets the scale that it loads",
     "call-removed@GradScaler.load_state_dict:1": "a live scaler keeps its scale when a state is loaded",
+    "context-removed@GradScaler._unscale_grads_:1": "the coalescing of a gradient is recorded in its graph",
+    "argument-removed@GradScaler._lazy_init_scale_growth_tracker:1": "the scale has the default dtype",
+    "argument-removed@GradScaler._lazy_init_scale_growth_tracker:2": "the scale is on the default device",
+    "argument-removed@GradScaler.step:5": "a fused optimizer's step gets no positional arguments",
 }
 """What each edit breaks."""
 
@@ -90,5 +94,17 @@ ROWS: tuple[Mutant, ...] = tuple(
         ("first-scale-in-no-grad", "check_first_scale_mode", "condition-true@GradScaler.scale:3"),
         ("resume-in-new-objects", "check_resume", "assignment-removed@GradScaler.load_state_dict:1"),
         ("load-state", "check_load_state", "call-removed@GradScaler.load_state_dict:1"),
+        ("gradient-with-a-graph", "check_gradient_with_a_graph", "context-removed@GradScaler._unscale_grads_:1"),
+        (
+            "another-default-dtype",
+            "check_other_defaults",
+            "argument-removed@GradScaler._lazy_init_scale_growth_tracker:1",
+        ),
+        (
+            "another-default-device",
+            "check_other_defaults",
+            "argument-removed@GradScaler._lazy_init_scale_growth_tracker:2",
+        ),
+        ("arguments-of-fused-step", "check_arguments_of_step", "argument-removed@GradScaler.step:5"),
     )
 )

@@ -9,6 +9,7 @@ from amp_checks.families.scaler.stories import (  # noqa: F401 - importing a mod
     scaling,
     state,
     stepping,
+    unmodified,
 )
 from amp_checks.families.scaler.stories.story import ROWS, StoryCase
 

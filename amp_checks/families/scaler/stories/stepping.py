@@ -58,11 +58,22 @@ class _Answering(torch.optim.SGD):
         return (args, kwargs)
 
 
+class _AnsweringFused(_Answering):
+    """The same, of those that unscale by themselves: it makes no step."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return (args, kwargs)
+
+
+@story("arguments-of-fused-step", 23, 29, source=f"{STEP}: *args and **kwargs are forwarded", variant="fused")
 @story("arguments-of-step", 23, source=f"{STEP}: *args and **kwargs are forwarded")
 def check_arguments_of_step(case: StoryCase, backend: Backend) -> Iterator[Finding]:
     """``step`` hands its arguments on, and gives back what the optimizer gave; enabled or not."""
+    optimizer = _AnsweringFused if case.variant == "fused" else _Answering
     for enabled in (True, False):
-        loop = Loop(backend, optimizer=_Answering, settings={"enabled": enabled})
+        loop = Loop(backend, optimizer=optimizer, settings={"enabled": enabled})
         loop.backward()
         answer = repr(loop.step(1, "two", three=3))
         expected = repr(((1, "two"), {"three": 3}))
