@@ -115,6 +115,9 @@ def _of_expression(node: ast.AST) -> Iterator[_Change]:
         case ast.BoolOp():
             other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
             yield "and-or-swapped", ast.BoolOp(other, node.values)
+            for left_out in node.values:
+                rest = [value for value in node.values if value is not left_out]
+                yield "operand-removed", rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
         case ast.UnaryOp(op=ast.Not()):
             yield "not-dropped", node.operand
 

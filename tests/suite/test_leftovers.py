@@ -55,9 +55,9 @@ FORGETS: dict[str, Callable[[], object]] = {
 
 
 def forgetful(name: str) -> Backend:
-    def autocast(device_type: str, **settings: Any) -> Any:
+    def autocast(device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
         del device_type
-        return Forgetful(FORGETS[name], **settings)
+        return Forgetful(FORGETS[name], dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
     return dataclasses.replace(BACKEND, autocast=autocast)
 

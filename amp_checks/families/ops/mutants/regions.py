@@ -12,6 +12,7 @@ import torch
 
 from amp_checks.core import Backend
 from amp_checks.families.ops.mutants import faults
+from amp_checks.families.ops.mutants.every_edit import SOURCES
 from amp_checks.families.ops.regions.state import DEFAULT_DTYPES
 from amp_checks.suite.planting import Mutant
 
@@ -209,4 +210,72 @@ def _compiled_without_autocast(backend: Backend) -> Iterator[Backend]:
 
 _fault("float64-product-lowered", "mm lowers float64 inputs", "float64_meets", "mixed_dtypes")(
     faults.with_rule("mm", faults.casting_float64_too("mm"))
+)
+
+
+def _slip(name: str, fault: str, module: str, edit: str, case: str, check: str, **more: Any) -> None:
+    """An edit of torch's own code, by its name."""
+    _fault(name, fault, case, check, **more)(SOURCES[f"torch.{module}"].planting(edit))
+
+
+_AUTOCAST, _CHECKPOINT = "amp.autocast_mode", "utils.checkpoint"
+
+_slip(
+    "slip-exit-keeps-cache-switch",
+    "leaving a region does not put back whether casts are cached",
+    _AUTOCAST,
+    "call-removed@autocast.__exit__ [torch.set_autocast_cache_enabled(self.prev_cache_enabled)]",
+    *("inner_region_left", "region_state"),
+)
+_slip(
+    "slip-cache-enabled-ignored",
+    "a region takes the switch of the cache from around it where it names one",
+    _AUTOCAST,
+    "condition-true@autocast.__init__ [torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled]",
+    *("inner_region_left", "region_state"),
+)
+_slip(
+    "slip-device-not-asked-for-autocast",
+    "a region takes a device that has no autocast",
+    _AUTOCAST,
+    "condition-false@autocast.__init__ [if not is_autocast_available(self.device):]",
+    *("refused_devices", "region_arguments"),
+)
+_slip(
+    "slip-decorator-drops-result",
+    "a decorated function returns nothing",
+    _AUTOCAST,
+    "return-dropped@autocast_decorator.decorate_autocast [return func(*args, **kwargs)]",
+    *("decorated_is_the_function", "region_decorates"),
+)
+_slip(
+    "slip-custom-forward-casts-float64",
+    "custom_fwd(cast_inputs=) casts float64, and nothing else",
+    _AUTOCAST,
+    "comparison-flipped@_cast [value.dtype is not torch.float64]",
+    *("cast_tensors", "custom_functions"),
+)
+_slip(
+    "slip-custom-forward-off-not-recorded",
+    "custom_fwd(cast_inputs=) writes down that autocast was on",
+    _AUTOCAST,
+    "constant-changed@custom_fwd.decorate_fwd:4",
+    *("forward_state", "custom_functions"),
+)
+_slip(
+    "slip-recomputed-in-the-state-of-backward",
+    "a checkpointed block is recomputed in the state of backward",
+    _CHECKPOINT,
+    "context-removed@_checkpoint_without_reentrant_generator.recompute_fn "
+    "[torch.amp.autocast('cpu', **cpu_autocast_kwargs)]",
+    *("recomputed_where_there_is_no_autocast", "region_gradients"),
+    applies=lambda backend: backend.device_type == "cpu",
+)
+_slip(
+    "slip-front-end-silent",
+    "torch.cpu.amp.autocast is deprecated without a warning",
+    "cpu.amp.autocast_mode",
+    "decorator-removed@autocast:1",
+    *("cpu_front_end", "region_state"),
+    applies=lambda backend: backend.device_type == "cpu",
 )

@@ -14,6 +14,7 @@ from typing import Any
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops import sweep
 from amp_checks.families.ops.mutants import faults, regions
+from amp_checks.families.ops.mutants.every_edit import edit_every_node
 from amp_checks.families.ops.mutants.every_rule import break_every_rule
 from amp_checks.records import cast_policy
 from amp_checks.suite.planting import Mutant
@@ -343,5 +344,5 @@ DATABASE = _fault(
 
 MUTANTS: tuple[Mutant, ...] = (*(*RULES, *RESULTS, *KERNELS, *REGIONS, *LISTS, *VARIANTS), *regions.MUTANTS, DATABASE)
 
-BULK = (break_every_rule,)
-"""More faults for the self-test: every rule of every device type."""
+BULK = (edit_every_node, break_every_rule)
+"""More faults for the self-test: every edit of torch's code for autocast, every rule of every device type."""
