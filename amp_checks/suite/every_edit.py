@@ -121,19 +121,31 @@ class Outcome:
 def equivalents(source: Source) -> dict[str, str]:
     """The edits that no check can kill on a CPU, by id or name, each with its reason.
 
+    An entry is a reason, or a reason with a range of torch's versions: ``{"torch": "<2.13", "reason": ...}``.
+
     Raises:
         SuiteError: the fixture is malformed.
     """
     path = fixtures.fixture(source.equivalents)
     try:
-        entries: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["edits"][source.file]
+        entries = json.loads(path.read_text(encoding="utf-8"))["edits"][source.file]
+        reasons = {name: entry if isinstance(entry, str) else _in_range(entry) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError) as error:
         message = f"{source.equivalents} cannot be read: {type(error).__name__}: {error}"
         raise SuiteError(message) from error
-    if empty := [name for name, reason in entries.items() if not reason.strip()]:
+    found = {name: reason for name, reason in reasons.items() if reason is not None}
+    if empty := [name for name, reason in found.items() if not reason.strip()]:
         message = f"{source.equivalents}: {empty[0]!r} gives no reason"
         raise SuiteError(message)
-    return entries
+    return found
+
+
+def _in_range(entry: dict[str, str]) -> str | None:
+    """The reason of an entry, where it holds for the torch that is running."""
+    import torch
+    from packaging.specifiers import SpecifierSet
+
+    return entry["reason"] if SpecifierSet(entry["torch"]).contains(torch.__version__, prereleases=True) else None
 
 
 def try_every_edit(source: Source, progress: Callable[[str], object], *, only: str = "") -> Tally:
