@@ -17,18 +17,17 @@ from amp_checks.suite.planting import Tally
 BACKENDS = ("cpu-float16", "emulated-cuda-bfloat16")
 """A device as it is and the rules of another, each in the dtype that is not its default: there an edit shows more."""
 
-THIRD = "emulated-xpu-bfloat16"
+FOR_SOME = {"emulated-xpu-bfloat16": Topic.GRADIENTS}
 """For gradients also a device that is neither CUDA, which torch takes where none is named, nor the CPU."""
 
 
 def _items() -> list[Item]:
-    found = collect.collect(backends=[backends.backend(name) for name in BACKENDS], families=["ops"])
-    found += collect.collect(backends=[backends.backend(THIRD)], families=["ops"])
+    found = collect.collect(backends=[backends.backend(name) for name in (*BACKENDS, *FOR_SOME)], families=["ops"])
     return [item for item in found if isinstance(item.case, RegionCase) and _runs(item.case, item.backend.id)]
 
 
 def _runs(case: RegionCase, backend: str) -> bool:
-    return backend != THIRD or case.topic is Topic.GRADIENTS
+    return backend in BACKENDS or FOR_SOME[backend] is case.topic
 
 
 def _source(module: str) -> Source:

@@ -82,7 +82,7 @@ def _made(region: Callable[[], Any], backend: Backend, device_type: str = "") ->
         "float64, disabled": "",
     },
     source=SOURCE,
-    devices=("cpu", "xpu", "mtia", "maia"),
+    devices=("cpu", "xpu", "mps", "mtia", "maia"),
 )
 def refused_dtypes(backend: Backend) -> Seen:
     device = backend.device_type

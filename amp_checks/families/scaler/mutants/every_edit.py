@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from amp_checks import backends
 from amp_checks.core import Case
+from amp_checks.families.scaler.calls import ConstructCase
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.suite import collect, edits, every_edit
 from amp_checks.suite.edits import Edit
@@ -33,7 +34,9 @@ def _beside_torchs(edit: Edit) -> Iterator[Change]:
 
 def _items() -> list[Item]:
     found = collect.collect(backends=[backends.backend("cpu-float16")], families=["scaler"])
-    return [item for item in found if _tells_edits(item.case)]
+    cuda = collect.collect(backends=[backends.backend("emulated-cuda-float16")], families=["scaler"])
+    constructed = [item for item in cuda if isinstance(item.case, ConstructCase)]  # scalers for cuda where it is
+    return [item for item in found if _tells_edits(item.case)] + constructed
 
 
 def _tells_edits(case: Case) -> bool:
