@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend
-from amp_checks.families.ops.regions.program import Seen, Topic, held, outcome, product, program, value
+from amp_checks.families.ops.regions.program import Seen, Topic, held, outcome, product, program, tensor, value
 
 
 def _decorated(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def awaiting_region(backend: Backend) -> Seen:
         "name, text": "work, What it does.",
         "what it wraps": True,
         "arguments": "(1, 'two') {'three': 3}",
-        "the very object that was returned": True,
+        "the very tensor that was returned": True,
         "inside": "on in low, cache on, depth 1",
         "exception": "KeyError: 'mine'",
         "after the exception": True,
@@ -100,7 +100,7 @@ def awaiting_region(backend: Backend) -> Seen:
     source="a decorated function is the function, in the region",
 )
 def decorated_is_the_function(backend: Backend) -> Seen:
-    before, kept = held(backend), object()
+    before, kept = held(backend), tensor(backend, 2)
 
     def work(*args: Any, **options: Any) -> str:
         """What it does."""
@@ -114,7 +114,7 @@ def decorated_is_the_function(backend: Backend) -> Seen:
         "name, text": value(lambda: f"{made.__name__}, {made.__doc__}"),
         "what it wraps": value(lambda: getattr(made, "__wrapped__", None) is work),
         "arguments": value(lambda: made(1, "two", three=3)),
-        "the very object that was returned": value(lambda: _decorated(backend, lambda: kept)() is kept),
+        "the very tensor that was returned": value(lambda: _decorated(backend, lambda: kept)() is kept),
         "inside": value(_decorated(backend, lambda: held(backend))),
         "exception": outcome(_decorated(backend, fail)),
         "after the exception": held(backend) == before,
