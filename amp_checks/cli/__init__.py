@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from amp_checks import __version__, backends
-from amp_checks.cli import audit, policy_diff
+from amp_checks.cli import audit, diff, policy_diff
 from amp_checks.core import SuiteError, UsageError
 from amp_checks.families import FAMILIES
 from amp_checks.pytest_plugin import time_limit
-from amp_checks.report import FORMATS, diff
+from amp_checks.report import FORMATS
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 
@@ -237,32 +237,32 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     """Make a report from results written earlier; several files are the parts of one run."""
-    from amp_checks.report import json_format
+    from amp_checks.report import files, merging, reading
 
-    content = json_format.merge([json_format.read(Path(name)) for name in args.files])
-    text = FORMATS[args.format].render(content)
+    document = merging.merge([reading.read(Path(name)) for name in args.files])
+    text = FORMATS[args.format].render(document)
     if args.output in (None, "-"):
         sys.stdout.write(text)
     else:
-        json_format.write_text(Path(args.output), text)
+        files.write_text(Path(args.output), text)
     if not args.gate:
         return 0
-    status, verdict = json_format.gate(content)
-    if status:
-        sys.stderr.write(f"amp-checks: error: {verdict}\n")
-    return status
+    verdict = document.verdict
+    if verdict.outcome:
+        sys.stderr.write(f"amp-checks: error: {verdict.line}\n")
+    return verdict.outcome
 
 
 def _env(args: argparse.Namespace) -> int:
     from amp_checks.backends import environment
-    from amp_checks.report import json_format
+    from amp_checks.report import files, values
 
     found = environment.describe()
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(found))
+        sys.stdout.write(values.dumps(found))
         return 0
     if args.json:
-        json_format.write(Path(args.json), found)
+        files.write(Path(args.json), found)
     print("\n".join([*environment.lines(found), "", "backends:", *environment.backend_lines(found)]))
     return 0
 
@@ -273,14 +273,14 @@ MAY_BE_EMPTY = ("k", "m", "expect_torch")
 
 def _check_arguments(args: argparse.Namespace) -> None:
     """Refuse, before anything runs, empty names, and files that cannot be written (`run` looks at these itself)."""
-    from amp_checks.report import json_format
+    from amp_checks.report import files
 
     for name, given in vars(args).items():
         if (given == "" or (isinstance(given, list) and "" in given)) and name not in MAY_BE_EMPTY:
             raise UsageError(f"--{name.replace('_', '-')} is given an empty name: is a variable unset?")
     for name in ("json", "plot", "html", "output"):
         if args.function is not _run and (target := getattr(args, name, None)) not in (None, "-"):
-            json_format.check_target(Path(target))
+            files.check_target(Path(target))
     if getattr(args, "html", None) and (why := FORMATS["html"].lacks()) is not None:
         raise UsageError(why)
 

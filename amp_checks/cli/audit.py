@@ -100,15 +100,16 @@ def _default(case: AuditCase) -> tuple[str, ...]:
 def _write(args: argparse.Namespace, reports: list[Report]) -> bool:
     from amp_checks.audit.finding import Severity
     from amp_checks.audit.report import as_json, text
-    from amp_checks.report import FORMATS, json_format
+    from amp_checks.report import FORMATS, files
+    from amp_checks.report.document import AUDITS, Document
 
-    document = json_format.audits_document([as_json(report) for report in reports])
+    document = Document(schema=AUDITS, audits=[as_json(report) for report in reports])
     if args.html:
-        json_format.write_text(Path(args.html), FORMATS["html"].render(document))
+        files.write_text(Path(args.html), FORMATS["html"].render(document))
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(document))
+        sys.stdout.write(FORMATS["json"].render(document))
     else:
         if args.json:
-            json_format.write(Path(args.json), document)
+            files.write_text(Path(args.json), FORMATS["json"].render(document))
         sys.stdout.write("\n\n".join(text(report, modules=args.modules) for report in reports) + "\n")
     return any(report.failures(Severity(args.fail_on)) for report in reports)

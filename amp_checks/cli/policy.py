@@ -17,7 +17,7 @@ from amp_checks.families.ops.cases import OVERLOADS
 from amp_checks.families.ops.observed import observe
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy, known_defects
-from amp_checks.report import json_format
+from amp_checks.report import files, values
 
 SCHEMA = "amp_checks/policy"
 
@@ -102,11 +102,11 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError(f"{backend.id} cannot run: {reason}")
     found = {backend: rules(backend) for backend in chosen}
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(found)))
+        sys.stdout.write(values.dumps(document(found)))
     else:
         sys.stdout.write("\n".join(describe(found)) + "\n")
         if args.json:
-            json_format.write(Path(args.json), document(found))
+            files.write(Path(args.json), document(found))
     return int(not all(rule.agrees or known_defect(backend, rule) for backend, own in found.items() for rule in own))
 
 

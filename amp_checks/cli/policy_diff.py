@@ -145,11 +145,11 @@ def main(args: argparse.Namespace) -> int:
         args: ``old`` and ``new``, each a version or a file; ``format``: ``text``, ``markdown`` or ``json``;
             ``output``: a file, or None for standard output.
     """
-    from amp_checks.report import json_format
+    from amp_checks.report import values
 
     old, new = side(args.old), side(args.new)
     if args.format == "json":
-        told = json_format.dumps(document(old, new))
+        told = values.dumps(document(old, new))
     else:
         told = "\n".join((markdown if args.format == "markdown" else text)(old, new)) + "\n"
     if args.output:

@@ -20,7 +20,7 @@ from amp_checks.core.limits import EMULATION
 from amp_checks.families.ranges import probe
 from amp_checks.families.ranges.cases import CASES
 from amp_checks.families.ranges.inputs import RangeCase
-from amp_checks.report import json_format
+from amp_checks.report import files, values
 from amp_checks.report import ranges as report
 from amp_checks.torch_api import state
 
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--plot needs matplotlib: pip install 'amp-checks[report]'")
     lines, without = measured(cases, chosen)
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(lines, without)))
+        sys.stdout.write(values.dumps(document(lines, without)))
         return 0
     bound = f"{probe.BOUND.value:g} {probe.BOUND.unit}"
     head = [f"safe input magnitudes, torch {torch.__version__}: finite and within {bound}"]
@@ -59,11 +59,9 @@ def main(args: argparse.Namespace) -> int:
     emulated = [EMULATION[0]] if any(backend.emulated for backend in chosen) else []
     sys.stdout.write("\n".join([*head, *emulated, *report.described(lines), *without]) + "\n")
     if args.json:
-        json_format.write(Path(args.json), document(lines, without))
+        files.write(Path(args.json), document(lines, without))
     if args.plot:
-        from amp_checks.report.ranges_plot import ranges as draw
-
-        json_format.write_text(Path(args.plot), report.standalone(draw(lines, name="ranges")))
+        files.write_text(Path(args.plot), report.standalone(report.plot(lines, name="ranges")))
     return 0
 
 

@@ -16,7 +16,7 @@ from amp_checks import backends
 from amp_checks.core import Backend, UsageError
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
-from amp_checks.report import json_format
+from amp_checks.report import files, values
 
 SCHEMA = "amp_checks/unsupported"
 
@@ -102,11 +102,11 @@ def main(args: argparse.Namespace) -> int:
     if any(table.recorded for table in tables.values()):
         sys.stderr.write("amp-checks: note: this is what was recorded; --fresh runs torch's op database (minutes)\n")
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(document(tables)))
+        sys.stdout.write(values.dumps(document(tables)))
         return 0
     sys.stdout.write("\n".join(line for backend, table in tables.items() for line in describe(backend, table)) + "\n")
     if args.json:
-        json_format.write(Path(args.json), document(tables))
+        files.write(Path(args.json), document(tables))
     return 0
 
 

@@ -26,9 +26,11 @@ from amp_checks.core.model import (
     exact,
     item_id,
 )
+from amp_checks.core.verdict import RAN, Outcome, Verdict, judge
 
 __all__ = [
     "RAISED",
+    "RAN",
     "Autocast",
     "Backend",
     "Case",
@@ -37,17 +39,20 @@ __all__ = [
     "Finding",
     "GradScaler",
     "NotEmulated",
+    "Outcome",
     "Raised",
     "Result",
     "Status",
     "SuiteError",
     "UsageError",
     "Value",
+    "Verdict",
     "attempt",
     "bounded",
     "exact",
     "first_line",
     "item_id",
+    "judge",
     "out_of_memory",
     "recorded_warnings",
 ]

@@ -14,10 +14,11 @@ from typing import Any
 import jinja2
 
 from amp_checks import __version__
-from amp_checks.core import Finding, Result, Status
+from amp_checks.core import Finding, Outcome, Result, Status
 from amp_checks.core.limits import EMULATION
-from amp_checks.families import FAMILIES
-from amp_checks.report import audits, curves, json_format, plots, ranges_plot, rerun, summary
+from amp_checks.report import audits, curves, plots, ranges, rerun, summary
+from amp_checks.report.document import AUDITS, Document
+from amp_checks.report.summary import BAD
 
 SLOWEST = 10
 MOST_CURVES = 40
@@ -119,17 +120,17 @@ def anchor(item: str) -> str:
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
 
 
-def _failing(results: Iterable[Result], content: dict[str, Any]) -> list[Failing]:
+def _failing(document: Document) -> list[Failing]:
     return [
         Failing(
             result=result,
             anchor=anchor(result.id),
-            command=rerun.command(result, content),
+            command=rerun.command(result, document),
             shown=result.failures[:MOST_FINDINGS],
             hidden=max(0, len(result.failures) - MOST_FINDINGS),
         )
-        for result in results
-        if result.status in (Status.FAILED, Status.ERROR)
+        for result in document.results
+        if result.status in BAD
     ]
 
 
@@ -145,10 +146,10 @@ def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str
             yield kind, words, [(backend, family, row) for (backend, family), row in sorted(counts.items())]
 
 
-def _matrices(results: Sequence[Result]) -> Iterator[Matrix]:
+def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Matrix]:
+    """One for each family that has results: those of ``families`` first, in that order."""
     order = {kind: place for place, kind in enumerate(summary.KINDS)}
-    families = {result.family for result in results}
-    for family in [*(name for name in FAMILIES if name in families), *sorted(families - set(FAMILIES))]:
+    for family in dict.fromkeys([*families, *sorted({result.family for result in results})]):
         mine = [result for result in results if result.family == family and family != "planted"]
         by_cell: dict[tuple[str, str], list[Result]] = {}
         for result in mine:
@@ -172,7 +173,7 @@ def _cell(results: Sequence[Result]) -> Cell | None:
         status=worst.status,
         checks=len(results),
         share=max(shares, default=None),
-        anchor=anchor(worst.id) if worst.status in (Status.FAILED, Status.ERROR) else None,
+        anchor=anchor(worst.id) if worst.status in BAD else None,
     )
 
 
@@ -249,12 +250,6 @@ def _share(value: float) -> str:
     return f"{value:.2f}" if 0.005 <= value < 1000 or value == 0.0 else f"{value:.0e}"
 
 
-def _state(results: Sequence[Result], content: dict[str, Any]) -> str:
-    """``wrong``, ``right`` or ``none`` (no verdict), as `summary.verdict` says in words."""
-    verdict = summary.verdict(results, complete=content["complete"], errors=content.get("errors", []))
-    return {"AMP IS WRONG": "wrong", "AMP is right": "right"}.get(verdict.partition(":")[0], "none")
-
-
 def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("amp_checks.report"),
@@ -267,55 +262,49 @@ def _templates() -> jinja2.Environment:
     return templates
 
 
-def render(content: dict[str, Any]) -> str:
+def render(document: Document) -> str:
     """The document as one HTML page.
 
     Raises:
-        SuiteError: a result, a curve or an audit in it is malformed.
+        SuiteError: a curve or an audit in it is malformed.
     """
-    audited = audits.arrange(content.get("audits", ()))
+    audited = audits.arrange(document.audits)
     templates = _templates()
+    results, environment = document.results, document.environment
+    emulated = any(one.emulated for one in results) or any(one.emulated for one in audited)
     shared = {
         "version": __version__,
         "audits": audited,
         "audit_signs": audits.SIGNS,
         "sizes": [words for _, words in audits.SIZES],
         "tight": audits.TIGHT,
+        "limits": EMULATION if emulated else (),
     }
-    if "results" not in content:
-        limits = EMULATION if any(one.emulated for one in audited) else ()
-        return templates.get_template("audit_page.html.j2").render(**shared, limits=limits) + "\n"
-    results = json_format.results_of(content)
-    errors = content.get("errors", [])
+    if document.schema == AUDITS:
+        return templates.get_template("audit_page.html.j2").render(**shared) + "\n"
     measured = _measured(results)
-    bad = {result.id for result in results if result.status in (Status.FAILED, Status.ERROR)}
-    drawn = curves.together(curves.read(entry) for entry in content.get("curves", ()))
+    shares = {
+        check: {kind: [entry[0] for entry in entries] for kind, entries in by_kind.items()}
+        for check, by_kind in measured.items()
+    }
+    bad = {result.id for result in results if result.status in BAD}
+    drawn = curves.together(curves.read(entry) for entry in document.curves)
     drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
-    environment = {name: value for name, value in content["environment"].items() if name != "backends"}
-    emulated = any(result.emulated for result in results) or any(one.emulated for one in audited)
     page = templates.get_template("report.html.j2").render(
         **shared,
-        verdict=summary.verdict(results, complete=content["complete"], errors=errors),
-        state=_state(results, content),
-        complete=content["complete"],
-        errors=errors,
-        found=content["summary"],
+        verdict=document.verdict.line,
+        state={Outcome.OK: "right", Outcome.WRONG: "wrong"}.get(document.verdict.outcome, "none"),
+        complete=document.complete,
+        errors=document.problems,
+        found=summary.summarise(results),
         statuses=list(Status),
         signs=SIGNS,
-        failing=_failing(results, content),
+        failing=_failing(document),
         kinds=list(_kinds(results)),
-        matrices=list(_matrices(results)),
-        ratios=plots.ratios(
-            {
-                check: {kind: [entry[0] for entry in entries] for kind, entries in by_kind.items()}
-                for check, by_kind in measured.items()
-            },
-            name="ratios",
-        )
-        if measured
-        else "",
+        matrices=list(_matrices(results, document.selection.get("families", ()))),
+        ratios=plots.ratios(shares, name="ratios") if measured else "",
         ranges=_ranges(measured),
-        safe=ranges_plot.drawn(results),
+        safe=ranges.drawn(results),
         known=summary.known_by_reason(results),
         planted=[result for result in results if result.family == "planted"],
         curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn[:MOST_CURVES])],
@@ -324,11 +313,10 @@ def render(content: dict[str, Any]) -> str:
         failing_ids=bad,
         unmeasured=_unmeasured(results),
         slowest=sorted(results, key=lambda result: (-result.seconds, result.id))[:SLOWEST],
-        facts=_facts(environment),
-        parts=[_facts(part) for part in content.get("environments", ())],
-        backends=_backends(content["environment"]),
+        facts=_facts({name: value for name, value in environment.items() if name != "backends"}),
+        parts=[_facts(part) for part in document.environments],
+        backends=_backends(environment),
         devices=", ".join(device["name"] for device in environment["devices"]) or "no CUDA device",
         environment=environment,
-        limits=EMULATION if emulated else (),
     )
     return page + "\n"

@@ -1,4 +1,4 @@
-"""Counts and verdict: what every report format says first."""
+"""Counts and measures that several report formats show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from amp_checks.core import Finding, Result, Status
 
-RAN = (Status.PASSED, Status.FAILED, Status.KNOWN_DEFECT)
-"""A verdict was reached: anything else measured nothing, or not to the end."""
+BAD = (Status.FAILED, Status.ERROR)
+"""What a report shows in full and a gate stops."""
 
 KINDS = ("CUDA", "CPU", "emulated", "other")
 """Where results come from, never mixed: CUDA devices, the CPU's own autocast, emulation, backends of a user's own."""
@@ -66,48 +66,3 @@ def count(results: Iterable[Result]) -> dict[str, int]:
     for result in results:
         counts[str(result.status)] += 1
     return counts
-
-
-def verdict(results: Sequence[Result], *, complete: bool = True, errors: Sequence[str] = ()) -> str:
-    """The one line that a person reads first.
-
-    Args:
-        results: of one run, or of several merged.
-        complete: whether the run came to its end; one that did not may be wrong, but is never right.
-        errors: conditions of the run as a whole that are not met; the same goes for them.
-    """
-    counts = count(results)
-    ran = [result for result in results if result.status in RAN]
-    if not ran and (broken := counts[Status.ERROR]):
-        return f"NO VERDICT: {broken} checks broke (the suite's own failure), and none ran to its end"
-    if not ran:
-        return "NO VERDICT: nothing ran"
-    where = sorted({result.backend for result in ran})
-    told = ", ".join(f"{name} (emulated)" if name.startswith("emulated-") else name for name in where)
-    if counts[Status.FAILED]:
-        return f"AMP IS WRONG: {counts[Status.FAILED]} of {len(ran)} checks failed on {told}"
-    if counts[Status.ERROR]:
-        return f"NO VERDICT: {counts[Status.ERROR]} checks broke (the suite's own failure) on {told}"
-    if not complete:
-        return f"NO VERDICT: the run did not finish; the {len(ran)} checks that did are right on {told}"
-    if errors:
-        return f"NO VERDICT: {errors[0]}; {len(ran)} checks ran on {told}"
-    return f"AMP is right: {len(ran)} checks ran on {told}"
-
-
-def exit_status(results: Iterable[Result], *, complete: bool = True, errors: Sequence[str] = ()) -> int:
-    """What goes with `verdict` as a process ends: 0 right, 1 wrong, 2 not finished, 3 broken, 4 conditions not met.
-
-    Args:
-        results: of one run, or of several merged.
-        complete: whether the run came to its end.
-        errors: conditions of the run as a whole that are not met.
-    """
-    counts = count(results)
-    if counts[Status.FAILED]:
-        return 1
-    if counts[Status.ERROR]:
-        return 3
-    if not complete:
-        return 2
-    return 4 if errors or not any(counts[status] for status in RAN) else 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from amp_checks import backends
 from amp_checks.core import Backend, SuiteError, UsageError
-from amp_checks.report import json_format
+from amp_checks.report import files, values
 from amp_checks.suite import planting
 from amp_checks.suite.family import FAMILIES, Progress, checks_for
 from amp_checks.suite.planting import Tally
@@ -84,11 +84,11 @@ def main(args: argparse.Namespace) -> int:
         progress(f"{family}: {describe(tally)}")
     text = "\n".join(_table(tallies))
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(_document(tallies, chosen)))
+        sys.stdout.write(values.dumps(_document(tallies, chosen)))
     else:
         sys.stdout.write(f"{text}\n")
         if args.json:
-            json_format.write(Path(args.json), _document(tallies, chosen))
+            files.write(Path(args.json), _document(tallies, chosen))
     if not any(tally.total for _, tally in tallies):
         raise SuiteError("no fault was planted: none exists on the chosen backends")
     return int(any(tally.survived for _, tally in tallies))
