@@ -6,6 +6,7 @@ This module arranges what the page shows; ``templates/`` says how it looks, `amp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,20 +55,11 @@ _KINDS = {
     "other": "other backends",
 }
 
+Matrix = tuple[str, list[str], list[tuple[str, list["Cell | None"]]]]
+"""A family, its backends, and for each of its cases a cell for each backend; None where there is no such item."""
 
 Measured = tuple[float, Finding, Result]
 """A measured size as a share of its threshold, the finding that holds it, the result that holds that."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failing:
-    """An item that failed or broke, as its card on the page shows it."""
-
-    result: Result
-    anchor: str
-    command: str
-    shown: Sequence[Finding]
-    hidden: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,46 +84,9 @@ class Cell:
         return 0 if self.share is None else min(4, math.floor(min(self.share, 1.0) * 4))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """A family's cases by backend."""
-
-    family: str
-    backends: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell | None]]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """What a check measured over all its items of one kind: shares of the threshold; and where the largest came up."""
-
-    check: str
-    kind: str
-    count: int
-    median: float
-    worst: float
-    finding: Finding
-    item: str
-    status: Status
-
-
 def anchor(item: str) -> str:
     """The id of an item's card; the same in every page, for links from elsewhere."""
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
-
-
-def _failing(document: Document) -> list[Failing]:
-    return [
-        Failing(
-            result=result,
-            anchor=anchor(result.id),
-            command=rerun.command(result, document),
-            shown=result.failures[:MOST_FINDINGS],
-            hidden=max(0, len(result.failures) - MOST_FINDINGS),
-        )
-        for result in document.results
-        if result.status in BAD
-    ]
 
 
 def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str, str, dict[str, int]]]]]:
@@ -159,7 +114,7 @@ def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Ma
         cases = sorted({result.case for result in mine})
         if mine:
             rows = [(case, [_cell(by_cell.get((case, name), [])) for name in backends]) for case in cases]
-            yield Matrix(family=family, backends=backends, rows=rows)
+            yield family, backends, rows
 
 
 def _cell(results: Sequence[Result]) -> Cell | None:
@@ -177,57 +132,29 @@ def _cell(results: Sequence[Result]) -> Cell | None:
     )
 
 
-def _measured(results: Iterable[Result]) -> dict[str, dict[str, list[Measured]]]:
-    """Check -> kind of backend -> what it measured, the largest share last."""
-    found: dict[str, dict[str, list[Measured]]] = {}
+def _measured(results: Iterable[Result]) -> dict[tuple[str, str], list[Measured]]:
+    """Check and kind of backend -> what it measured, the largest share last."""
+    found: dict[tuple[str, str], list[Measured]] = {}
     for result in results:
         for finding in result.findings:
             if summary.is_measured(finding):
                 entry = (summary.share(finding), finding, result)
-                found.setdefault(result.check, {}).setdefault(summary.kind_of(result), []).append(entry)
-    for by_kind in found.values():
-        for entries in by_kind.values():
-            entries.sort(key=lambda entry: (entry[0], entry[2].id))
+                found.setdefault((result.check, summary.kind_of(result)), []).append(entry)
+    for entries in found.values():
+        entries.sort(key=lambda entry: (entry[0], entry[2].id))
     return dict(sorted(found.items()))
 
 
-def _ranges(measured: dict[str, dict[str, list[Measured]]]) -> list[Range]:
-    return [
-        Range(
-            check=check,
-            kind=kind,
-            count=len(entries),
-            median=entries[len(entries) // 2][0],
-            worst=entries[-1][0],
-            finding=entries[-1][1],
-            item=entries[-1][2].id,
-            status=entries[-1][2].status,
-        )
-        for check, by_kind in measured.items()
-        for kind, entries in sorted(by_kind.items())
-    ]
-
-
-def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    """The environment as names and words, nested values by dotted names."""
-    told: list[tuple[str, str]] = []
-    for name, value in environment.items():
-        if isinstance(value, dict):
-            told += [(f"{name}.{part}", word) for part, word in _facts(value)]
-        elif isinstance(value, list):
-            for number, part in enumerate(value):
-                inner = _facts(part) if isinstance(part, dict) else [("", str(part))]
-                told += [(f"{name}[{number}].{key}".rstrip("."), word) for key, word in inner]
-            if not value:
-                told.append((name, "none"))
-        else:
-            told.append((name, "none" if value is None else str(value)))
-    return told
-
-
-def _backends(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    known = environment.get("backends", {})
-    return [(name, "available" if reason is None else f"not available: {reason}") for name, reason in known.items()]
+def _facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The environment, or a part of it, as names and words, nested values by dotted names."""
+    if isinstance(value, dict):
+        for part, one in value.items():
+            yield from _facts(one, f"{name}.{part}" if name else part)
+    elif isinstance(value, list) and value:
+        for number, one in enumerate(value):
+            yield from _facts(one, f"{name}[{number}]")
+    else:
+        yield name, "none" if value in (None, []) else str(value)
 
 
 def _unmeasured(results: Iterable[Result]) -> list[tuple[Status, str, list[str]]]:
@@ -283,10 +210,9 @@ def render(document: Document) -> str:
     if document.schema == AUDITS:
         return templates.get_template("audit_page.html.j2").render(**shared) + "\n"
     measured = _measured(results)
-    shares = {
-        check: {kind: [entry[0] for entry in entries] for kind, entries in by_kind.items()}
-        for check, by_kind in measured.items()
-    }
+    shares: dict[str, dict[str, list[float]]] = {}
+    for (check, kind), entries in measured.items():
+        shares.setdefault(check, {})[kind] = [entry[0] for entry in entries]
     bad = {result.id for result in results if result.status in BAD}
     drawn = curves.together(curves.read(entry) for entry in document.curves)
     drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
@@ -299,11 +225,13 @@ def render(document: Document) -> str:
         found=summary.summarise(results),
         statuses=list(Status),
         signs=SIGNS,
-        failing=_failing(document),
+        failing=[result for result in results if result.status in BAD],
+        most_findings=MOST_FINDINGS,
+        command=functools.partial(rerun.command, document=document),
         kinds=list(_kinds(results)),
         matrices=list(_matrices(results, document.selection.get("families", ()))),
         ratios=plots.ratios(shares, name="ratios") if measured else "",
-        ranges=_ranges(measured),
+        measured=measured,
         safe=ranges.drawn(results),
         known=summary.known_by_reason(results),
         planted=[result for result in results if result.family == "planted"],
@@ -313,9 +241,8 @@ def render(document: Document) -> str:
         failing_ids=bad,
         unmeasured=_unmeasured(results),
         slowest=sorted(results, key=lambda result: (-result.seconds, result.id))[:SLOWEST],
-        facts=_facts({name: value for name, value in environment.items() if name != "backends"}),
-        parts=[_facts(part) for part in document.environments],
-        backends=_backends(environment),
+        facts=list(_facts({name: value for name, value in environment.items() if name != "backends"})),
+        parts=[list(_facts(part)) for part in document.environments],
         devices=", ".join(device["name"] for device in environment["devices"]) or "no CUDA device",
         environment=environment,
     )

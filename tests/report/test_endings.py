@@ -74,7 +74,8 @@ class Run:
         self.folder = folder
         support = str(Path(__file__).parents[1] / "support")
         (folder / "stand_in.py").write_text(STAND_IN.format(support=support, does=list(does)), encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         environment.pop("GITHUB_STEP_SUMMARY", None)
         fixed = ("-p", "stand_in", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--pyargs", "amp_checks")
         options = ("--amp-backend", "cpu-float16", "--amp-report-dir", "report")

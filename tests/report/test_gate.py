@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_the_gate_exits_as_a_run_with_workers(
     if ending.beside:
         pytester.makepyfile(test_beside=ending.beside)
     pytester.syspathinsert()
-    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
+    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     fixed = ("-p", "stand_in", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--amp-backend", "cpu-float16")
     paths = ("--pyargs", "amp_checks", str(pytester.path))
     done = pytester.runpytest_subprocess(*fixed, *paths, "-n", "2", "--amp-json", "out.json", *ending.options)

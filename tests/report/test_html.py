@@ -141,9 +141,10 @@ def test_cells_show_the_worst_verdict_and_the_largest_share_of_a_threshold() -> 
     from amp_checks.report.html import _cell, _matrices
 
     [matrix] = list(_matrices(RESULTS, ["ops"]))
-    assert matrix.family == "ops"
-    assert matrix.backends == ["cuda-float16", "cpu-float16", "emulated-cuda-float16"]
-    rows = dict(matrix.rows)
+    family, backends, cases = matrix
+    assert family == "ops"
+    assert backends == ["cuda-float16", "cpu-float16", "emulated-cuda-float16"]
+    rows = dict(cases)
     on_cuda, on_cpu, emulated = rows["mm"]
     assert on_cuda is not None
     assert on_cuda.status is Status.UNAVAILABLE
