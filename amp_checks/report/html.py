@@ -28,25 +28,15 @@ MOST_CURVES = 40
 MOST_FINDINGS = 25
 """Failed findings shown of one item; the JSON has them all."""
 
-WORST_FIRST = (
-    Status.FAILED,
-    Status.ERROR,
-    Status.KNOWN_DEFECT,
-    Status.NOT_EMULATED,
-    Status.PASSED,
-    Status.UNAVAILABLE,
-)
-"""What a cell that stands for several items says: what needs looking at first."""
-
 SIGNS = {
-    Status.PASSED: "✓",
     Status.FAILED: "✗",
-    Status.KNOWN_DEFECT: "≠",
     Status.ERROR: "!",
+    Status.KNOWN_DEFECT: "≠",
     Status.NOT_EMULATED: "∅",
+    Status.PASSED: "✓",
     Status.UNAVAILABLE: "-",
 }
-"""Each status by a sign, so that colour alone says nothing."""
+"""Each status by a sign, so that colour alone says nothing; what needs looking at first comes first."""
 
 _KINDS = {
     "CUDA": "CUDA devices",
@@ -67,7 +57,7 @@ class Cell:
     """All checks of one case on one backend.
 
     Attributes:
-        status: the worst of them, as `WORST_FIRST` has it.
+        status: the one that comes first in `SIGNS`.
         checks: how many there are.
         share: the largest measured ratio as a share of its threshold; None where all properties are exact.
         anchor: of the first failing item's card, or None.
@@ -92,13 +82,10 @@ def anchor(item: str) -> str:
 def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str, str, dict[str, int]]]]]:
     """Kind of backend, what it is, and a row of counts for each backend and family; CUDA even where nothing ran."""
     for kind, words in _KINDS.items():
-        counts: dict[tuple[str, str], dict[str, int]] = {}
-        for result in results:
-            if summary.kind_of(result) == kind:
-                row = counts.setdefault((result.backend, result.family), {str(status): 0 for status in Status})
-                row[str(result.status)] += 1
-        if counts or kind in ("CUDA", "CPU"):
-            yield kind, words, [(backend, family, row) for (backend, family), row in sorted(counts.items())]
+        mine = (result for result in results if summary.kind_of(result) == kind)
+        by_row = summary.grouped(mine, lambda result: (result.backend, result.family))
+        if by_row or kind in ("CUDA", "CPU"):
+            yield kind, words, [(*names, summary.count(some)) for names, some in by_row.items()]
 
 
 def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Matrix]:
@@ -106,9 +93,7 @@ def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Ma
     order = {kind: place for place, kind in enumerate(summary.KINDS)}
     for family in dict.fromkeys([*families, *sorted({result.family for result in results})]):
         mine = [result for result in results if result.family == family and family != "planted"]
-        by_cell: dict[tuple[str, str], list[Result]] = {}
-        for result in mine:
-            by_cell.setdefault((result.case, result.backend), []).append(result)
+        by_cell = summary.grouped(mine, lambda result: (result.case, result.backend))
         places = {result.backend: order[summary.kind_of(result)] for result in mine}
         backends = sorted(places, key=lambda name: (places[name], name))
         cases = sorted({result.case for result in mine})
@@ -120,7 +105,7 @@ def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Ma
 def _cell(results: Sequence[Result]) -> Cell | None:
     if not results:
         return None
-    worst = min(results, key=lambda result: WORST_FIRST.index(result.status))
+    worst = min(results, key=lambda result: list(SIGNS).index(result.status))
     shares = [
         summary.share(finding) for result in results for finding in result.findings if summary.is_measured(finding)
     ]
@@ -159,11 +144,9 @@ def _facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def _unmeasured(results: Iterable[Result]) -> list[tuple[Status, str, list[str]]]:
     """Status, reason and items, for what did not run."""
-    found: dict[tuple[Status, str], list[str]] = {}
-    for result in results:
-        if result.status in (Status.NOT_EMULATED, Status.UNAVAILABLE):
-            found.setdefault((result.status, result.message), []).append(result.id)
-    return [(status, reason, items) for (status, reason), items in sorted(found.items())]
+    mine = (result for result in results if result.status in (Status.NOT_EMULATED, Status.UNAVAILABLE))
+    by_reason = summary.grouped(mine, lambda result: (result.status, result.message))
+    return [(*why, [result.id for result in some]) for why, some in by_reason.items()]
 
 
 def _size(value: float) -> str:

@@ -96,8 +96,7 @@ def _suite(root: ET.Element, name: str, document: Document, **more: str) -> ET.E
 def render(document: Document) -> str:
     """The document as JUnit XML."""
     root = ET.Element("testsuites", name="amp_checks")
-    for backend in sorted({result.backend for result in document.results}):
-        mine = [result for result in document.results if result.backend == backend]
+    for backend, mine in summary.grouped(document.results, lambda result: result.backend).items():
         suite = _suite(root, backend, document, device=_device(mine[0], document))
         for result in mine:
             _case(suite, result)

@@ -81,11 +81,8 @@ def _tables(document: Document) -> list[str]:
     """What the rows of a family cover, folded, with the verdicts of this run; nothing of families that did not run."""
     told: list[str] = []
     for table in document.tables:
-        by_case: dict[str, list[Result]] = {}
-        for result in document.results:
-            if result.family == table["family"]:
-                by_case.setdefault(result.case, []).append(result)
-        if by_case:
+        mine = (result for result in document.results if result.family == table["family"])
+        if by_case := summary.grouped(mine, lambda result: result.case):
             told += [f"<details><summary>{table['family']}: covered by {table['title']}</summary>", ""]
             told += [f"| {table['title']} | cases | known defects | verdicts |", "| --- | --- | --- | --- |"]
             told += [_row(row, by_case) for row in table["rows"]]

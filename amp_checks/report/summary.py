@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from amp_checks.core import Finding, Result, Status
+
+T = TypeVar("T", bound=Any)
 
 BAD = (Status.FAILED, Status.ERROR)
 """What a report shows in full and a gate stops."""
@@ -34,21 +36,25 @@ def is_measured(finding: Finding) -> bool:
     return not (finding.threshold == 1.0 and (finding.ratio == 0.0 or math.isinf(finding.ratio)))
 
 
+def grouped(results: Iterable[Result], key: Callable[[Result], T]) -> dict[T, list[Result]]:
+    """The results by what ``key`` says of them, sorted by it."""
+    found: dict[T, list[Result]] = {}
+    for result in results:
+        found.setdefault(key(result), []).append(result)
+    return dict(sorted(found.items()))
+
+
 def known_by_reason(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The known defects that showed, by their reason, sorted."""
-    found: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda one: one.id):
-        if result.status is Status.KNOWN_DEFECT:
-            found.setdefault(result.message.partition(": ")[2], []).append(result)
-    return dict(sorted(found.items()))
+    known = (result for result in results if result.status is Status.KNOWN_DEFECT)
+    return grouped(known, lambda result: result.message.partition(": ")[2])
 
 
 def summarise(results: Sequence[Result]) -> dict[str, Any]:
     """Counts per backend and family, planted faults, and backends that were emulated."""
     table: dict[str, dict[str, dict[str, int]]] = {}
-    for result in sorted(results, key=lambda one: (one.backend, one.family)):
-        row = table.setdefault(result.backend, {}).setdefault(result.family, {})
-        row[str(result.status)] = row.get(str(result.status), 0) + 1
+    for (backend, family), mine in grouped(results, lambda one: (one.backend, one.family)).items():
+        table.setdefault(backend, {})[family] = {name: number for name, number in count(mine).items() if number}
     planted = [result for result in results if result.check == "check_planted_fault_is_caught"]
     return {
         "backends": table,
