@@ -118,6 +118,9 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         (edited(lambda c: c["results"][0].update(id={})), "malformed results"),
         (edited(lambda c: c.update(errors="none")), "its 'errors' is missing or of another type"),
         (edited(lambda c: c.update(audits=[{"case": "mine"}])), "malformed audit"),
+        (edited(lambda c: c.update(complete=False, ended="soon")), "no whole results document: KeyError: 'SOON'"),
+        (edited(lambda c: c.update(failed_tests=[1])), "1 is no text, and should be"),
+        (edited(lambda c: c.update(tests={"x": {"file": "test_x.py"}})), "no whole results document: TypeError"),
         (edited(lambda c: c)[:-200], "it is no JSON, or cut short"),
         ("[" * 100_000, "it is no JSON, or cut short"),
     ],
@@ -148,6 +151,13 @@ def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_bytes(b"\xef\xbb\xbf" + FORMATS["json"].render(document()).replace("\n", "\r\n").encode())
     assert plain(reading.read(file)) == plain(document())
+
+
+def test_a_file_without_the_newer_parts_is_read() -> None:
+    content = plain(document(failed_tests=["test_x.py::test_y"], ended=Outcome.BROKEN))
+    assert reading.from_values(content, name="new").ended is Outcome.BROKEN
+    old = {name: value for name, value in content.items() if name not in ("ended", "failed_tests", "selection")}
+    assert plain(reading.from_values(old, name="old")) == plain(document(ended=Outcome.UNFINISHED))
 
 
 def test_junit_counts_each_status_and_holds_the_measured_error() -> None:
