@@ -33,8 +33,6 @@ from amp_checks.suite.collect import NO_FAMILY
 _NORMAL = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 """Exit statuses of a pytest that came to its end."""
 
-_WORSE = (Outcome.WRONG, Outcome.BROKEN)
-
 
 class Session:
     """One run."""
@@ -201,9 +199,14 @@ class Session:
             return
         status = int(session.exitstatus)
         ended, reason = self._how_it_ended(status, stopped=bool(session.shouldfail))
-        self.errors += [reason] if reason else [] if ended else self._unmet()
+        if reason is not None:
+            self.errors.append(reason)
+        elif ended is Outcome.OK:
+            self.errors += self._unmet()
         outcome = self._conclude(ended).verdict.outcome
-        if self.asked or (status in _NORMAL and (outcome in _WORSE or self.errors)):
+        # A run that nobody asked to check AMP keeps pytest's own status, unless an item in it came to something worse.
+        worse = outcome in (Outcome.WRONG, Outcome.BROKEN) or (self.errors and status == pytest.ExitCode.OK)
+        if self.asked or (worse and status in _NORMAL):
             session.exitstatus = int(outcome)
         self.reports.stream.release()
         if self._on_sigterm:

@@ -364,14 +364,6 @@ def test_results_are_on_disk_before_the_next_item_starts(
     assert told == ["check_stub-one-cpu-float16", "check_stub-two-cpu-float16"]
 
 
-def test_an_interrupted_run_leaves_a_report_marked_incomplete(
-    pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
-) -> None:
-    stub_suite([StubCase(id="one"), StubCase(id="stop", does="interrupt")])
-    assert run(pytester, "--amp-report-dir", "report").ret == 2
-    assert "**Incomplete**" in (pytester.path / "report" / "summary.md").read_text(encoding="utf-8")
-
-
 def test_a_report_folder_that_cannot_be_written_is_refused_before_anything_runs(
     pytester: pytest.Pytester, stub_suite: Callable[[Sequence[StubCase]], None]
 ) -> None:
