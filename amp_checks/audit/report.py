@@ -219,7 +219,7 @@ SIZES = {
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Plain data, for `amp_checks.report.json_format.dumps`."""
+    """Plain data, for `amp_checks.report.values.dumps`."""
     return {
         "case": report.case,
         "backend": report.backend,

@@ -59,9 +59,7 @@ def main(args: argparse.Namespace) -> int:
     text = "\n".join([*head, *emulated, *report.described(lines), *without])
     output.emit(args, document(lines, without), text)
     if args.plot:
-        from amp_checks.report.ranges_plot import ranges as draw
-
-        output.write(args.plot, report.standalone(draw(lines, name="ranges")))
+        output.write(args.plot, report.standalone(report.plot(lines, name="ranges")))
     return 0
 
 

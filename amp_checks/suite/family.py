@@ -29,7 +29,7 @@ class Family:
         bulk: more planted faults, for the self-test alone: functions from a line-by-line progress to tallies, such as
             the removal of every rule.
         curves: name of a check -> the curves of what it ran, as `amp_checks.report.curves` has them.
-        tables: what its rows cover, for reports: as `amp_checks.report.tables` has them.
+        tables: what its rows cover, for reports: as `amp_checks.report.document` has them.
     """
 
     name: str
