@@ -13,11 +13,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from amp_checks import core
-from amp_checks.core import CastPolicy, SuiteError
+from amp_checks.core import DEVICE_TYPES, CastPolicy, SuiteError
 from amp_checks.records import fixtures
-
-DEVICE_TYPES = core.DEVICE_TYPES
 
 _FIELDS = {"torch", "source", "policy", "cuda_build_only"}
 
