@@ -27,7 +27,8 @@ from amp_checks.families.ranges import checks
 from amp_checks.families.ranges.inputs import RangeCase
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Meets
-from amp_checks.torch_api.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import Threshold, error_ratio, randn, same_bits
 
 ACCURACY = Threshold(
     value=300.0,

@@ -25,7 +25,8 @@ from amp_checks.families.ops.trial import GradientTrial, Trial, in_region, outco
 from amp_checks.families.ops.variants import Variant
 from amp_checks.records import cast_policy
 from amp_checks.torch_api import private
-from amp_checks.torch_api.numerics import dtype_name, same_bits
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
 

@@ -13,7 +13,7 @@ from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.families.ops.trial import in_region
 from amp_checks.records import cast_policy, known_defects
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.dtypes import dtype_name
 
 
 def observe(case: OpCase, backend: Backend) -> CastPolicy | None:

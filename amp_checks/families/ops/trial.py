@@ -18,7 +18,8 @@ from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import Plan, tensors
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy
-from amp_checks.torch_api.numerics import dtype_name, randn, same_bits
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import randn, same_bits
 
 LACKING = "the emulation lacks the op for that dtype"
 
