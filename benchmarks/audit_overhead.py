@@ -23,7 +23,7 @@ from amp_checks.audit.case import AuditCase, Training
 from amp_checks.audit.runs import plan
 from amp_checks.audit.watching import ops, patches
 from amp_checks.audit.watching.watch import Watch
-from amp_checks.core import Backend
+from amp_checks.torch_api.backend import Backend
 
 LIMIT = 2.5
 STEPS = 4

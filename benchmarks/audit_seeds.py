@@ -18,8 +18,8 @@ from typing import Any
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Report, Severity, audit
-from amp_checks.core import Backend
 from amp_checks.families.audit.mutants import pairs
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import SALT
 
 TWO_ERRORS = {"log_of_vanished_eps"}

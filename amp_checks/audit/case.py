@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from amp_checks.core import Backend, NotEmulated, UsageError, first_line
+from amp_checks.core import NotEmulated, UsageError, first_line
+from amp_checks.torch_api.backend import Backend
 
 Builder = Callable[..., Any]
 MOST_BATCHES = 1000

@@ -10,8 +10,8 @@ from amp_checks.audit.case import AuditCase
 from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.runs.plan import run
 from amp_checks.audit.watching.watch import Watch
-from amp_checks.core import Backend
 from amp_checks.reference import parity
+from amp_checks.torch_api.backend import Backend
 
 RULE = "training-differs"
 

@@ -21,7 +21,8 @@ from amp_checks.audit.runs.plan import Evidence, gather, mended
 from amp_checks.audit.watching import magnitudes
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.trace import Trace
-from amp_checks.core import Backend, first_line
+from amp_checks.core import first_line
+from amp_checks.torch_api.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

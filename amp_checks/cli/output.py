@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from amp_checks import backends
-from amp_checks.core import Backend, UsageError, unknown
+from amp_checks.core import UsageError, unknown
 from amp_checks.families import FAMILIES
 from amp_checks.report import files, values
+from amp_checks.torch_api.backend import Backend
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from amp_checks import backends
 from amp_checks.backends import environment
-from amp_checks.core import Backend, SuiteError, UsageError
+from amp_checks.core import SuiteError, UsageError
 from amp_checks.families import FAMILIES
 from amp_checks.suite import collect
 from amp_checks.suite.item import Item
+from amp_checks.torch_api.backend import Backend
 
 
 def on_cuda(backend_id: str) -> bool:

@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amp_checks.core import Backend, Case, Check, unknown
+from amp_checks.core import Case, Check, unknown
+from amp_checks.torch_api.backend import Backend
 
 if TYPE_CHECKING:
     from amp_checks.suite.planting import Mutant, Tally

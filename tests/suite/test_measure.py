@@ -16,9 +16,10 @@ import torch
 from stubs import StubCase
 
 from amp_checks import core
-from amp_checks.core import Backend, Finding, NotEmulated, Raised, Status, attempt, bounded, exact
+from amp_checks.core import Finding, NotEmulated, Raised, Status, attempt, bounded, exact
 from amp_checks.suite import measure
 from amp_checks.suite.item import run
+from amp_checks.torch_api.backend import Backend
 
 CASE = StubCase(id="stub")
 BACKEND = Backend(id="cpu-bfloat16", device_type="cpu", dtype="bfloat16")

@@ -27,8 +27,9 @@ from amp_checks.audit.runs.undo import Mend
 from amp_checks.audit.watching import patches
 from amp_checks.audit.watching.trace import Kind, Trace
 from amp_checks.audit.watching.watch import Watch
-from amp_checks.core import Backend, NotEmulated, UsageError
+from amp_checks.core import NotEmulated, UsageError
 from amp_checks.torch_api import state
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
 from amp_checks.torch_api.state import one_thread
 

@@ -12,7 +12,7 @@ from amp_checks.audit.case import AuditCase, Training, describe, stepper
 
 if TYPE_CHECKING:
     from amp_checks.audit.watching.watch import Watch
-    from amp_checks.core import Backend
+    from amp_checks.torch_api.backend import Backend
 
 LATE_SCALE = 2.0**7
 """A loss scale that no fresh scaler starts with: it stands for one that training has found."""

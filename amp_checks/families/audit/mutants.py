@@ -15,10 +15,10 @@ import torch
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, audit
-from amp_checks.core import Backend
 from amp_checks.records import fixtures
 from amp_checks.reference.model import SimpleTextModel
 from amp_checks.suite.planting import Mutant, Tally
+from amp_checks.torch_api.backend import Backend
 
 Progress = Callable[[str], None]
 FOLDER = "audit"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from amp_checks.core import DEVICE_TYPES, Backend, CastPolicy
+from amp_checks.core import DEVICE_TYPES, CastPolicy
 from amp_checks.families.ops.inputs import T, Values
 from amp_checks.records import cast_policy
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 RUN = "run"
 """An output in the dtype in which the op ran."""

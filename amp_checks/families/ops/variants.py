@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
+from amp_checks.core import CastPolicy, Check, Finding, exact
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
@@ -22,6 +22,7 @@ from amp_checks.families.ops.trial import Outcome, Trial, in_region, outcome
 from amp_checks.records import cast_policy
 from amp_checks.suite.row import Row
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 REFUSED = "Unexpected floating ScalarType in at::autocast::prioritize"

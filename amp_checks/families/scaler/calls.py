@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, Raised, attempt
+from amp_checks.core import Check, Finding, Raised, attempt
 from amp_checks.families.scaler.oracle.program import INF, NAN, Settings, settings_of
 from amp_checks.families.scaler.rows import CLASS, OBSERVED, SCALE, ScalerRow, error_text
 from amp_checks.torch_api import numerics
+from amp_checks.torch_api.backend import Backend
 
 Make = Callable[..., torch.Tensor]
 """``make(data, dtype=...)`` is `torch.tensor` on the backend's device."""

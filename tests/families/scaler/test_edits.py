@@ -11,6 +11,7 @@ from amp_checks import backends, families
 from amp_checks.families.scaler.mutants import edits, every_edit
 from amp_checks.families.scaler.mutants.every_edit import Fate, Outcome
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 SOURCES: dict[str, tuple[str, set[tuple[str, str, str]]]] = {
     "comparison": (
@@ -141,7 +142,7 @@ def test_a_crash_alone_is_no_kill() -> None:
     """An edit whose only trace on an item is an exception out of the scaler has not been measured there."""
     from amp_checks import core
 
-    def check_crashes(case: object, backend: core.Backend) -> object:
+    def check_crashes(case: object, backend: Backend) -> object:
         core.attempt("scaler.step", lambda: 1 / 0)
         yield core.exact("never", actual=1, expected=1, why="")
 

@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.entry import overload
 from amp_checks.families.ops.explicit import CASTABLE
 from amp_checks.families.ops.inputs import map_leaves
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]

@@ -11,9 +11,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, named, outcome, program, tensor
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import dtype_name
 from amp_checks.torch_api.numerics import error_ratio, same_bits, seeded
 

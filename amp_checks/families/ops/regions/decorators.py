@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, product, program
+from amp_checks.torch_api.backend import Backend
 
 
 def _decorated(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:

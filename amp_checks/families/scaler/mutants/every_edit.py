@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
 from amp_checks import backends, core
-from amp_checks.core import Backend, Result, Status, SuiteError
+from amp_checks.core import Result, Status, SuiteError
 from amp_checks.families.scaler.mutants import edits
 from amp_checks.families.scaler.mutants.edits import Edit
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
@@ -28,6 +28,7 @@ from amp_checks.suite import collect, planting
 from amp_checks.suite.item import Item
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Tally
+from amp_checks.torch_api.backend import Backend
 
 EQUIVALENT = "scaler/equivalent_edits.json"
 """Fixture: id of an edit -> why no check on a CPU can tell it from the original."""

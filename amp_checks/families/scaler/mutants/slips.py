@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from amp_checks.core import Backend, SuiteError
+from amp_checks.core import SuiteError
 from amp_checks.families.scaler.mutants import edits
 from amp_checks.families.scaler.mutants.rows import Plant, mutant
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 
 @functools.cache
