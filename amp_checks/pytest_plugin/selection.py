@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from amp_checks import backends
 from amp_checks.backends import environment
-from amp_checks.core import SuiteError, UsageError
+from amp_checks.core import SuiteError, UsageError, unknown
 from amp_checks.families import FAMILIES
 from amp_checks.suite import collect
 from amp_checks.suite.item import Item
@@ -80,8 +79,9 @@ class Selection:
     @property
     def families(self) -> Sequence[str]:
         asked: list[str] = self.option.amp_family
-        if unknown := [name for name in asked if name not in FAMILIES]:
-            raise UsageError(f"unknown family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
+        for name in asked:
+            if name not in FAMILIES:
+                raise unknown("family", name, FAMILIES)
         return [name for name in FAMILIES if name in asked] or list(FAMILIES)
 
     @property
@@ -106,19 +106,17 @@ class Selection:
         known = {item.id for item in found}
         for name in wanted:
             if name not in known:
-                raise UsageError(self._why_not(name, known))
+                raise self._why_not(name, known)
         return [item for item in found if not wanted or item.id in wanted]
 
-    def _why_not(self, name: str, known: Iterable[str]) -> str:
+    def _why_not(self, name: str, known: Iterable[str]) -> UsageError:
         """Why no item of that id is among those to run: others were asked for, or there is none."""
         its_own = backends.backend(backend_of(name))
         family = collect.family_of(name, its_own.id)
         if family != collect.NO_FAMILY:
             asked = "--backend" if its_own not in self.backends else "--family"
-            return f"{name} is an item of {family} on {its_own.id}, which {asked} leaves out"
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"unknown item {name!r}{hint}; --collect-only lists them"
+            return UsageError(f"{name} is an item of {family} on {its_own.id}, which {asked} leaves out")
+        return unknown("item", name, known, listed_by="--collect-only")
 
     def _planted(self) -> list[Item]:
         """Every check on the case of a planted fault, with the fault in place: the red demonstration."""

@@ -130,7 +130,7 @@ def test_an_unknown_item_names_the_nearest(pytester: pytest.Pytester, stub_suite
     stub_suite([StubCase(id="one")])
     done, _ = results(pytester, "--amp-item", "check_stub-on-cpu-float16")
     assert done.ret == 4
-    done.stderr.fnmatch_lines(["*the nearest is 'check_stub-one-cpu-float16'*"])
+    done.stderr.fnmatch_lines(["*did you mean 'check_stub-one-cpu-float16'*"])
 
 
 def test_an_item_that_other_options_leave_out_is_not_called_unknown(
