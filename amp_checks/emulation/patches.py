@@ -21,25 +21,23 @@ from amp_checks.emulation import pretend
 from amp_checks.emulation.refusals import REFUSALS, Refusal
 from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.torch_api import private
+from amp_checks.torch_api.patching import Patches
 
 if TYPE_CHECKING:
     from amp_checks.emulation.region import Region
 
 _lock = threading.Lock()
-_installed: list[tuple[Any, str, Any]] = []
+_patches = Patches()
 _users = 0
-_cudnn_before: bool | None = None
-_stance: Any = None
 
 Current = Callable[[], "Region | None"]
-Replace = Callable[[Any, Current], Any]
+Replace = Callable[[Current, Any], Any]
 
 
 def _when_inside(answer: Callable[[Region, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Replace:
     """A replacement that gives ``answer(region, original, args, kwargs)`` inside a region; outside, the original's."""
 
-    def replace(original: Any, current: Current) -> Any:
-        @functools.wraps(original)
+    def replace(current: Current, original: Any) -> Any:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             region = current()
             return original(*args, **kwargs) if region is None else answer(region, original, args, kwargs)
@@ -79,13 +77,12 @@ def _on_the_host(region: Region, original: Any, args: Any, kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _handle_torch_function(original: Any, current: Current) -> Any:
+def _handle_torch_function(current: Current, original: Any) -> Any:
     """What functions of ``torch.nn.functional`` ask first: without the mode, in a tenth of the time, where it says so.
 
     Torch's own asks the mode to call the function without the mode.
     """
 
-    @functools.wraps(original)
     def replacement(function: Any, tensors: Any, /, *args: Any, **kwargs: Any) -> Any:
         region = current()
         if region is None or function not in region.direct or not private.function_modes():
@@ -118,11 +115,10 @@ def _refusal(refusal: Refusal) -> Replace:
         if refusal.stands_for_user or caller.partition(".")[0] != "torch":
             raise NotEmulated(refusal.title, refusal.instead)
 
-    def replace(original: Any, current: Current) -> Any:
+    def replace(current: Current, original: Any) -> Any:
         if isinstance(original, type):
             return _RefusingClass(original, current, refuse)
 
-        @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
             refuse(current(), args, kwargs)
             return original(*args, **kwargs)
@@ -186,11 +182,10 @@ def _get_default_device(region: Region, original: Any, args: Any, kwargs: Any) -
     return region.engine.device if region.is_default_device else found
 
 
-def _counting(original: Any, current: Current) -> Any:
+def _counting(current: Current, original: Any) -> Any:
     """Tells the engine that rules may have changed."""
     del current
 
-    @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
@@ -200,7 +195,7 @@ def _counting(original: Any, current: Current) -> Any:
     return replacement
 
 
-def _table() -> Iterator[tuple[Any, str, Replace]]:
+def table() -> Iterator[tuple[Any, str, Replace]]:
     """``(owner, attribute, replacement)``; an owner that is a dict has its item replaced."""
     yield torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
     yield torch.cuda, "is_bf16_supported", _constant(True)
@@ -220,55 +215,34 @@ def _table() -> Iterator[tuple[Any, str, Replace]]:
     yield torch.library.Library, "_destroy", _counting
 
 
-def _get(owner: Any, name: str) -> Any:
-    return owner[name] if isinstance(owner, dict) else getattr(owner, name)
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, dict):
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
-
-
 @contextmanager
 def installed(current: Current) -> Iterator[None]:
     """The replacements, while any region of the process needs them."""
-    _install(current)
+    install(current)
     try:
         yield
     finally:
-        _uninstall()
+        uninstall()
 
 
-def _install(current: Current) -> None:
-    global _users, _cudnn_before, _stance  # noqa: PLW0603 - torch's own state is global, so is the count of its users
+def install(current: Current) -> None:
+    global _users  # noqa: PLW0603 - torch's own state is global, so is the count of its users
     with _lock:
         _users += 1
         if _users > 1:
             return
-        for owner, name, replace in _table():
-            original = _get(owner, name)
-            _installed.append((owner, name, original))
-            _set(owner, name, replace(original, current))
+        for owner, name, replace in table():
+            _patches.replace(owner, name, functools.partial(replace, current))
         # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and RNN modules would prepare for it.
-        _cudnn_before = private.set_cudnn_enabled(False)
+        _patches.callback(private.set_cudnn_enabled, private.set_cudnn_enabled(False))
         # What was compiled before runs uncompiled here. (Importing the compiler for nothing would cost seconds.)
         if "torch._dynamo" in sys.modules:
-            _stance = torch.compiler.set_stance("force_eager")
+            _patches.push(torch.compiler.set_stance("force_eager"))
 
 
-def _uninstall() -> None:
-    global _users, _cudnn_before, _stance  # noqa: PLW0603
+def uninstall() -> None:
+    global _users  # noqa: PLW0603
     with _lock:
         _users -= 1
-        if _users:
-            return
-        while _installed:
-            _set(*_installed.pop())
-        if _stance is not None:
-            _stance.__exit__(None, None, None)
-            _stance = None
-        if _cudnn_before is not None:
-            private.set_cudnn_enabled(_cudnn_before)
-            _cudnn_before = None
+        if not _users:
+            _patches.close()

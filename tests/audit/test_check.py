@@ -11,12 +11,12 @@ import pytest
 from amp_checks import backends
 from amp_checks.audit import AuditCase
 from amp_checks.audit.rules import RULES
-from amp_checks.audit.watching import patches
 from amp_checks.core import Status
 from amp_checks.families.audit.cases import CASES
 from amp_checks.families.audit.checks import check_training_step, checks_for
 from amp_checks.records import fixtures
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.patching import Patches
 
 sys.path.insert(0, str(fixtures.fixture("audit")))
 
@@ -72,8 +72,7 @@ def test_a_class_method_written_in_c_is_watched_and_given_back() -> None:
 
         return replacement
 
-    replaced = patches._Replaced()
-    replaced.method(Watched, "fromkeys", tell)
-    assert (type(Watched.fromkeys("ab")), Watched.fromkeys("ab")) == (Watched, {"a": None, "b": None})
-    replaced.restore()
+    with Patches() as patches:
+        patches.replace(Watched, "fromkeys", tell)
+        assert (type(Watched.fromkeys("ab")), Watched.fromkeys("ab")) == (Watched, {"a": None, "b": None})
     assert (seen, Watched.fromkeys("a")) == ([Watched, Watched], {"a": None})

@@ -315,8 +315,8 @@ def unwrap_through(change: Callable[[Tensor], Tensor]) -> Callable[[Patch], None
 
 
 def no_table_row(name: str) -> Callable[[Patch], None]:
-    table = patches._table
-    return lambda patch: patch.setattr(patches, "_table", lambda: (row for row in table() if row[1] != name))
+    table = patches.table
+    return lambda patch: patch.setattr(patches, "table", lambda: (row for row in table() if row[1] != name))
 
 
 def leaf_wrapper_of_one_call(patch: Patch) -> None:
@@ -368,8 +368,8 @@ def visible_keys(patch: Patch) -> None:
 
 
 def never_uninstalled(patch: Patch) -> None:
-    uninstall = patches._uninstall
-    patch.setattr(patches, "_uninstall", lambda: None)
+    uninstall = patches.uninstall
+    patch.setattr(patches, "uninstall", lambda: None)
     late.append(uninstall)
 
 

@@ -26,11 +26,10 @@ def patched_attributes() -> dict[str, object]:
     """Everything of torch that a region replaces, as it is now."""
     from amp_checks.emulation import patches
 
-    return {f"{owner!r}.{name}": patches._get(owner, name) for owner, name, _ in patches._table() if has(owner, name)}
-
-
-def has(owner: Any, name: str) -> bool:
-    return name in owner if isinstance(owner, dict) else hasattr(owner, name)
+    return {
+        f"{owner!r}.{name}": owner[name] if isinstance(owner, dict) else getattr(owner, name)
+        for owner, name, _ in patches.table()
+    }
 
 
 def low(device: str = "cuda", **settings: Any) -> Any:

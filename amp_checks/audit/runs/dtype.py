@@ -6,7 +6,6 @@ In float64, float32 is narrower too; in float32, what the program casts to 16 bi
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from amp_checks.audit.case import Training
 from amp_checks.torch_api import private
+from amp_checks.torch_api.patching import Patches
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -75,33 +75,27 @@ class WideMode(TorchFunctionMode):
 @contextmanager
 def running_in(dtype: torch.dtype) -> Iterator[None]:
     """Run in that dtype what runs inside, backward too: custom functions and hooks run user code in there."""
-    owner, name = private.backward_engine()
-    original = getattr(owner, name)
-    scaler: Any = torch.amp.GradScaler
-    methods = {method: getattr(scaler, method) for method in _OF_SCALERS}
     mode = WideMode(dtype)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        private.push_function_mode(mode)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            private.pop_function_mode()
+    def run_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            private.push_function_mode(mode)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                private.pop_function_mode()
 
-    setattr(owner, name, run)
-    for method, function in methods.items():
-        setattr(scaler, method, _as_it_is(function))
-    try:
+        return run
+
+    with Patches() as patches:
+        patches.replace(*private.backward_engine(), run_engine)
+        for method in _OF_SCALERS:
+            patches.replace(torch.amp.GradScaler, method, _as_it_is)
         with mode:
             yield
-    finally:
-        setattr(owner, name, original)
-        for method, function in methods.items():
-            setattr(scaler, method, function)
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with private.no_function_modes():
             return function(*args, **kwargs)

@@ -10,7 +10,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ClassMethodDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,55 +22,13 @@ from torch.optim.optimizer import (
 from amp_checks.audit.watching.trace import Kind
 from amp_checks.emulation import layers, numerics, shims
 from amp_checks.torch_api import private
+from amp_checks.torch_api.patching import Patches
 
 if TYPE_CHECKING:
     from amp_checks.audit.watching.watch import Watch
 
 _TORCH = tuple(torch.__path__)
 Method = Callable[..., Any]
-
-
-class _Replaced:
-    """Attributes that are replaced, and put back in reverse order."""
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any]] = []
-        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
-
-    def method(self, owner: Any, name: str, make: Callable[[Method], Method]) -> None:
-        """Replace ``owner.name`` by ``make(original)``."""
-        original = vars(owner).get(name, getattr(owner, name))
-        self._saved.append((owner, name, original))
-        if isinstance(original, classmethod | ClassMethodDescriptorType):
-            function = _function_of(original)
-            replacement: Any = classmethod(functools.wraps(function)(make(function)))
-        else:
-            replacement = functools.wraps(original)(make(original))
-        setattr(owner, name, replacement)
-
-    def item(self, owner: dict[Any, Any], key: Any, make: Callable[[Method], Method]) -> None:
-        """Replace ``owner[key]`` by ``make(original)``."""
-        original = owner[key]
-        self._items.append((owner, key, original))
-        owner[key] = make(original)
-
-    def restore(self) -> None:
-        while self._saved:
-            setattr(*self._saved.pop())
-        while self._items:
-            owner, key, original = self._items.pop()
-            owner[key] = original
-
-
-def _function_of(method: Any) -> Method:
-    """What a class method calls with the class: one that is written in C has no function, and is bound instead."""
-    if isinstance(method, classmethod):
-        return method.__func__
-
-    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return method.__get__(None, cls)(*args, **kwargs)
-
-    return call
 
 
 def _called_by_torch() -> bool:
@@ -82,25 +39,18 @@ def _called_by_torch() -> bool:
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """Tell a watch what scaler, regions, engine, optimizers and schedulers do."""
-    replaced = _Replaced()
-    hooks = [
-        register_optimizer_step_pre_hook(watch.before_step),
-        register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
-    ]
-    try:
-        _watch_scaler(replaced, watch)
-        _watch_regions(replaced, watch)
-        _watch_engine(replaced, watch)
-        _watch_emulation(replaced, watch)
-        _watch_others(replaced, watch)
+    with Patches() as patches:
+        patches.callback(register_optimizer_step_pre_hook(watch.before_step).remove)
+        patches.callback(register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)).remove)
+        _watch_scaler(patches, watch)
+        _watch_regions(patches, watch)
+        _watch_engine(patches, watch)
+        _watch_emulation(patches, watch)
+        _watch_others(patches, watch)
         yield
-    finally:
-        replaced.restore()
-        for hook in hooks:
-            hook.remove()
 
 
-def _watch_scaler(replaced: _Replaced, watch: Watch) -> None:
+def _watch_scaler(patches: Patches, watch: Watch) -> None:
     for name, make in (
         ("__init__", _scaler_made),
         ("scale", _scaled),
@@ -108,7 +58,7 @@ def _watch_scaler(replaced: _Replaced, watch: Watch) -> None:
         ("step", _scaler_steps),
         ("update", _updated),
     ):
-        replaced.method(torch.amp.GradScaler, name, functools.partial(make, watch))
+        patches.replace(torch.amp.GradScaler, name, functools.partial(make, watch))
 
 
 def _scaler_made(watch: Watch, original: Method) -> Method:
@@ -167,9 +117,9 @@ def _updated(watch: Watch, original: Method) -> Method:
     return replacement
 
 
-def _watch_regions(replaced: _Replaced, watch: Watch) -> None:
+def _watch_regions(patches: Patches, watch: Watch) -> None:
     for name, make in (("__init__", _region_made), ("__enter__", _entered), ("__exit__", _left)):
-        replaced.method(torch.autocast, name, functools.partial(make, watch))
+        patches.replace(torch.autocast, name, functools.partial(make, watch))
 
 
 def _region_made(watch: Watch, original: Method) -> Method:
@@ -200,7 +150,7 @@ def _left(watch: Watch, original: Method) -> Method:
     return replacement
 
 
-def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
+def _watch_engine(patches: Patches, watch: Watch) -> None:
     def run(original: Method) -> Method:
         def replacement(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
@@ -221,10 +171,10 @@ def _watch_engine(replaced: _Replaced, watch: Watch) -> None:
         return replacement
 
     owner, name = private.backward_engine()
-    replaced.method(owner, name, run)
+    patches.replace(owner, name, run)
 
 
-def _watch_emulation(replaced: _Replaced, watch: Watch) -> None:
+def _watch_emulation(patches: Patches, watch: Watch) -> None:
     """Casts that the emulation makes to run an op are no casts of the program."""
 
     def inside(original: Method) -> Method:
@@ -237,21 +187,21 @@ def _watch_emulation(replaced: _Replaced, watch: Watch) -> None:
 
         return replacement
 
-    replaced.method(numerics, "run", inside)
-    replaced.method(layers, "run", inside)
+    patches.replace(numerics, "run", inside)
+    patches.replace(layers, "run", inside)
     for op in tuple(shims.SHIMS):
-        replaced.item(shims.SHIMS, op, inside)
+        patches.replace(shims.SHIMS, op, inside)
 
 
-def _watch_others(replaced: _Replaced, watch: Watch) -> None:
+def _watch_others(patches: Patches, watch: Watch) -> None:
     optimizer = torch.optim.Optimizer
-    replaced.method(optimizer, "__init__", functools.partial(_optimizer_made, watch))
-    replaced.method(optimizer, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_optimizer))
-    replaced.method(torch.nn.Module, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_module))
+    patches.replace(optimizer, "__init__", functools.partial(_optimizer_made, watch))
+    patches.replace(optimizer, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_optimizer))
+    patches.replace(torch.nn.Module, "zero_grad", functools.partial(_zeroed, watch, _parameters_of_module))
     for cls in _schedulers():
-        replaced.method(cls, "step", functools.partial(_scheduled, watch))
-    replaced.method(torch.autograd.Function, "apply", functools.partial(_applied, watch))
-    replaced.method(torch, "save", functools.partial(_saved, watch))
+        patches.replace(cls, "step", functools.partial(_scheduled, watch))
+    patches.replace(torch.autograd.Function, "apply", functools.partial(_applied, watch))
+    patches.replace(torch, "save", functools.partial(_saved, watch))
 
 
 def _optimizer_made(watch: Watch, original: Method) -> Method:
@@ -343,7 +293,6 @@ def _schedulers() -> list[type]:
 @contextmanager
 def neutral(*, scalers: bool = True) -> Iterator[None]:
     """Run a program with every region and, unless asked otherwise, every scaler disabled."""
-    replaced = _Replaced()
 
     def enter(original: Method) -> Method:
         def replacement(self: Any) -> Any:
@@ -361,10 +310,8 @@ def neutral(*, scalers: bool = True) -> Iterator[None]:
 
         return replacement
 
-    try:
-        replaced.method(torch.autocast, "__enter__", enter)
+    with Patches() as patches:
+        patches.replace(torch.autocast, "__enter__", enter)
         if scalers:
-            replaced.method(torch.amp.GradScaler, "__init__", init)
+            patches.replace(torch.amp.GradScaler, "__init__", init)
         yield
-    finally:
-        replaced.restore()
