@@ -6,9 +6,9 @@ unmodified on a machine with no GPU. The kernels stay the CPU's: `LIMITS` says w
 """
 
 from amp_checks.core import NotEmulated
+from amp_checks.core.limits import EMULATION as LIMITS
 from amp_checks.emulation.engine import Numerics
-from amp_checks.emulation.limits import LIMITS
-from amp_checks.emulation.region import DEVICE_TYPES, emulate
+from amp_checks.emulation.region import DEVICE_TYPES, emulate, replaces_op
 from amp_checks.emulation.rules import registered_rules
 
-__all__ = ["DEVICE_TYPES", "LIMITS", "NotEmulated", "Numerics", "emulate", "registered_rules"]
+__all__ = ["DEVICE_TYPES", "LIMITS", "NotEmulated", "Numerics", "emulate", "registered_rules", "replaces_op"]

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import layers, numerics, recorded, shims, support
+from amp_checks.emulation import layers, numerics, pretend, recorded, shims, support
 from amp_checks.emulation.rules import (
     KERNELS_THAT_REACH_RULES,
     calls_no_rule,
@@ -76,7 +75,7 @@ class Engine(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._function_mode_on = function_mode_on
         self.device_type = device_type
-        self.device = torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+        self.device = pretend.emulated_device(device_type)
         self.numerics: Numerics = numerics_mode
         self.codec = Codec(self.device, self)
         self.recorders: list[Recorder] = []
@@ -84,6 +83,8 @@ class Engine(TorchDispatchMode):
         self._functorch = private.functorch_key_set()
         # On the device "cpu" the inner tensors would meet the real rules again, and a missing one would go unseen.
         self.hidden_keys = private.autocast_key_set("cpu") if device_type == "cpu" else None
+        self.replacing = 0
+        """How many ops deep it runs code of its own in the place of an op."""
         self._inner: tuple[Any, Any] = (_include(), _exclude())
         self._outer_exclude: Any = None
         self._rules: frozenset[str] | None = None
@@ -181,7 +182,7 @@ class Engine(TorchDispatchMode):
             runner = None
         elif op in shims.SHIMS:
             shim = shims.SHIMS[op]
-            runner = lambda op, args, kwargs: shim(op, *args, **kwargs)  # noqa: E731 - one of several
+            runner = lambda op, args, kwargs: self._replace(shim, op, *args, **kwargs)  # noqa: E731 - one of several
         elif op.namespace != "aten":
             runner = self._run_custom
         elif name in KERNELS_THAT_REACH_RULES and name not in rules:
@@ -212,10 +213,17 @@ class Engine(TorchDispatchMode):
     def _run_layer(self, layer: layers.Layer, tensors: list[Any]) -> Any:
         with _force(*self._inner):
             low = layers.cast(tensors)
-            out = layers.run(layer, low)
+            out = self._replace(layers.run, layer, low)
         for recorder in self.recorders:
             recorder.record(private.CUDNN_RNN, layers.seen_as(layer, low), {}, out)
         return self.codec.wrap_result(out)
+
+    def _replace(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.replacing += 1
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.replacing -= 1
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -228,7 +236,7 @@ class Engine(TorchDispatchMode):
 
     def _run_in_float32(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if numerics.applies(args, kwargs):
-            return numerics.run(op, args, kwargs)
+            return self._replace(numerics.run, op, args, kwargs)
         return self._run(op, args, kwargs)
 
     def _run_custom(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,8 +10,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -23,14 +23,24 @@ from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
-if TYPE_CHECKING:
-    from amp_checks.emulation.region import Region
-
 _lock = threading.Lock()
 _patches = Patches()
 _users = 0
 
-Current = Callable[[], "Region | None"]
+
+class Region(Protocol):
+    """What a replacement needs of the region that its thread is in."""
+
+    device_type: str
+    inside_op: bool
+    is_default_device: bool
+    direct: set[Any]
+
+    def function_mode_on(self) -> AbstractContextManager[None]:
+        """Put the function mode back on, for user code that torch calls back."""
+
+
+Current = Callable[[], Region | None]
 Replace = Callable[[Current, Any], Any]
 
 
@@ -179,7 +189,7 @@ def _set_default_device(region: Region, original: Any, args: Any, kwargs: Any) -
 
 def _get_default_device(region: Region, original: Any, args: Any, kwargs: Any) -> Any:
     found = original(*args, **kwargs)
-    return region.engine.device if region.is_default_device else found
+    return pretend.emulated_device(region.device_type) if region.is_default_device else found
 
 
 def _counting(current: Current, original: Any) -> Any:

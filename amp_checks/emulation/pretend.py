@@ -35,12 +35,15 @@ def translate(device: Any, device_type: str) -> Any:
     return torch.device("cpu")
 
 
+def emulated_device(device_type: str) -> torch.device:
+    """The one device that is emulated."""
+    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+
+
 def _device(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del kwargs
     real: torch.device = _get_device(args[0])
-    if real.type != "cpu":
-        return real
-    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+    return real if real.type != "cpu" else emulated_device(device_type)
 
 
 def _is_device(name: str) -> Handler:

@@ -31,6 +31,12 @@ def current() -> Region | None:
     return getattr(_local, "region", None)
 
 
+def replaces_op() -> bool:
+    """Whether the emulation runs code of its own in an op's place, in this thread: its casts are not the program's."""
+    region = current()
+    return region is not None and region.engine.replacing > 0
+
+
 def _leave_forked_child() -> None:
     """A process forked inside a region prepares data, with tensors on the host: there is no emulation in it."""
     region = current()

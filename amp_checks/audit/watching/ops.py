@@ -16,6 +16,7 @@ from amp_checks.audit.watching import constants, hand_scaling, magnitudes
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.trace import Event, Kind, Op
+from amp_checks.emulation import replaces_op
 from amp_checks.torch_api import private
 
 if TYPE_CHECKING:
@@ -142,7 +143,6 @@ class OpWatch:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.quiet = False
-        self.inside_emulation = 0
         self.modules: list[str] = []
         self.functions: list[str] = []
         self.made: dict[int, Op | str] = {}
@@ -275,7 +275,7 @@ class OpWatch:
             in_place=facts.changes,
             within=self._is_within(frame),
         )
-        if facts.cast and not self.inside_emulation:
+        if facts.cast and not replaces_op():
             made = self.made.get(tensors[0].data_ptr()) if tensors else None
             if isinstance(made, Op) and made.is_cast and made.inputs and not made.within and made.frame != frame:
                 op.from_cast = made.inputs[0]

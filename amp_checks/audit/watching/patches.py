@@ -20,7 +20,6 @@ from torch.optim.optimizer import (
 )
 
 from amp_checks.audit.watching.trace import Kind
-from amp_checks.emulation import layers, numerics, shims
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
@@ -45,7 +44,6 @@ def watched(watch: Watch) -> Iterator[None]:
         _watch_scaler(patches, watch)
         _watch_regions(patches, watch)
         _watch_engine(patches, watch)
-        _watch_emulation(patches, watch)
         _watch_others(patches, watch)
         yield
 
@@ -172,25 +170,6 @@ def _watch_engine(patches: Patches, watch: Watch) -> None:
 
     owner, name = private.backward_engine()
     patches.replace(owner, name, run)
-
-
-def _watch_emulation(patches: Patches, watch: Watch) -> None:
-    """Casts that the emulation makes to run an op are no casts of the program."""
-
-    def inside(original: Method) -> Method:
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            watch.ops.inside_emulation += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                watch.ops.inside_emulation -= 1
-
-        return replacement
-
-    patches.replace(numerics, "run", inside)
-    patches.replace(layers, "run", inside)
-    for op in tuple(shims.SHIMS):
-        patches.replace(shims.SHIMS, op, inside)
 
 
 def _watch_others(patches: Patches, watch: Watch) -> None:
