@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from amp_checks.core import Backend, UsageError
+from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, Backend, UsageError
 
-DTYPES = ("float16", "bfloat16")
 REAL = ("cuda", "cpu")
-EMULATED = ("cuda", "xpu", "mps", "mtia", "maia")
-"""Devices whose autocast rules every torch build registers, whatever hardware it was built for."""
 
 
 def _emulate(device_type: str, numerics: str) -> AbstractContextManager[Any]:
@@ -44,8 +41,8 @@ def emulated(device_type: str, dtype: str, *, numerics: str = "native") -> Backe
 _TABLE: dict[str, Backend] = {
     backend.id: backend
     for backend in (
-        *(_real(device, dtype) for device in REAL for dtype in DTYPES),
-        *(emulated(device, dtype) for device in EMULATED for dtype in DTYPES),
+        *(_real(device, dtype) for device in REAL for dtype in LOW_DTYPES),
+        *(emulated(device, dtype) for device in DEVICE_TYPES if device != "cpu" for dtype in LOW_DTYPES),
     )
 }
 
@@ -103,12 +100,12 @@ def default_ids(*, require_cuda: bool = False, why: Callable[[str], str | None] 
         why: in place of `why_unavailable`, for a process that may not ask the device itself.
     """
     why = why or why_unavailable
-    cuda = tuple(f"cuda-{dtype}" for dtype in DTYPES)
+    cuda = tuple(f"cuda-{dtype}" for dtype in LOW_DTYPES)
     if usable := tuple(name for name in cuda if why(name) is None):
         return usable
     if require_cuda:
         return cuda
-    return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in DTYPES)
+    return tuple(f"{kind}-{dtype}" for kind in ("cpu", "emulated-cuda") for dtype in LOW_DTYPES)
 
 
 def resolve(backend_ids: Sequence[str]) -> tuple[Backend, ...]:

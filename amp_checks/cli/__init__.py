@@ -211,7 +211,7 @@ def _policy(args: argparse.Namespace) -> int:
         return unsupported.main(args)
     if args.fresh:
         raise UsageError("--fresh goes with --unsupported: cast policies are looked at each time")
-    from amp_checks.records import cast_policy as policy
+    from amp_checks.cli import policy
 
     return policy.main(args)
 

@@ -12,6 +12,8 @@ from amp_checks.core.errors import (
     recorded_warnings,
 )
 from amp_checks.core.model import (
+    DEVICE_TYPES,
+    LOW_DTYPES,
     Autocast,
     Backend,
     Case,
@@ -28,6 +30,8 @@ from amp_checks.core.model import (
 )
 
 __all__ = [
+    "DEVICE_TYPES",
+    "LOW_DTYPES",
     "RAISED",
     "Autocast",
     "Backend",

@@ -21,6 +21,13 @@ Value = str | int | float | bool | None
 """What a finding may hold as its actual and expected value: JSON scalars, dtypes as names such as ``float16``."""
 
 
+DEVICE_TYPES = ("cuda", "cpu", "xpu", "mps", "mtia", "maia")
+"""Device types whose autocast rules every torch build registers, whatever hardware it was built for."""
+
+LOW_DTYPES = ("float16", "bfloat16")
+"""Names of the dtypes of an autocast region."""
+
+
 class CastPolicy(enum.StrEnum):
     """What an autocast rule does with an op. Names are those of ``at::autocast::CastPolicy``, and two of our own.
 

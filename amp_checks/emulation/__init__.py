@@ -5,10 +5,10 @@ tensors go through those real rules, so that ``torch.autocast("cuda")`` and ``to
 unmodified on a machine with no GPU. The kernels stay the CPU's: `LIMITS` says what a result from here does not tell.
 """
 
-from amp_checks.core import NotEmulated
+from amp_checks.core import DEVICE_TYPES, NotEmulated
 from amp_checks.core.limits import EMULATION as LIMITS
 from amp_checks.emulation.engine import Numerics
-from amp_checks.emulation.region import DEVICE_TYPES, emulate, replaces_op
+from amp_checks.emulation.region import emulate, replaces_op
 from amp_checks.emulation.rules import registered_rules
 
 __all__ = ["DEVICE_TYPES", "LIMITS", "NotEmulated", "Numerics", "emulate", "registered_rules", "replaces_op"]

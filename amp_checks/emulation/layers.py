@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from amp_checks.torch_api import private
+from amp_checks.torch_api.dtypes import LOW
 
 _aten = torch.ops.aten
 
-LOW = torch.float16
+CAST_TO = torch.float16
 """The dtype to which the rule of `private.CUDNN_RNN` casts, whatever the region's."""
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -30,7 +31,7 @@ LAYERS: dict[Any, int] = {
 
 _PACKED = frozenset(getattr(_aten, name).data for name in _MODES)
 
-_ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
+_ELIGIBLE = (torch.float32, *LOW)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _is_packed(op: Any) -> bool:
 
 def cast(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The rule of `private.CUDNN_RNN`."""
-    return [tensor.to(LOW) for tensor in tensors]
+    return [tensor.to(CAST_TO) for tensor in tensors]
 
 
 def run(layer: Layer, low: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -130,7 +131,7 @@ class _Layer(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*low)
         ctx.random = torch.get_rng_state() if layer.draws else None
-        return tuple([out.to(LOW) for out in layer.run([tensor.float() for tensor in low])])
+        return tuple([out.to(CAST_TO) for out in layer.run([tensor.float() for tensor in low])])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -158,7 +159,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _round(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.to(LOW)
+    return None if gradient is None else gradient.to(CAST_TO)
 
 
 def _repeat(layer: Layer, wide: Sequence[Tensor], random: Tensor | None) -> tuple[Tensor, ...]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from amp_checks.torch_api import private
+from amp_checks.torch_api.dtypes import LOW
 
 _aten = torch.ops.aten
-_LOW = (torch.float16, torch.bfloat16)
 
 FLOAT32_OPS = frozenset(
     {
@@ -47,7 +47,7 @@ def applies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if dtype is torch.bool:
             continue
         if found is None:
-            if dtype not in _LOW:
+            if dtype not in LOW:
                 return False
             found = dtype
         elif dtype is not found:

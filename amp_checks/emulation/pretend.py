@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_checks.core import NotEmulated
+from amp_checks.core import DEVICE_TYPES, NotEmulated
 
 Handler = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """Takes the device type and the call's arguments; returns the result, or NotImplemented to go on with the call."""
@@ -88,12 +88,6 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.pin_memory: _pin_memory,
 }
 HANDLERS.update(
-    {
-        getattr(Tensor, f"is_{name}").__get__: _is_device(name)
-        for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
-        if hasattr(Tensor, f"is_{name}")
-    }
+    {getattr(Tensor, f"is_{name}").__get__: _is_device(name) for name in DEVICE_TYPES if hasattr(Tensor, f"is_{name}")}
 )
-HANDLERS.update(
-    {getattr(Tensor, name): _move(name) for name in ("cuda", "xpu", "mps", "mtia", "maia") if hasattr(Tensor, name)}
-)
+HANDLERS.update({getattr(Tensor, name): _move(name) for name in DEVICE_TYPES if hasattr(Tensor, name)})

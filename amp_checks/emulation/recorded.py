@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from amp_checks.records import low_precision
+from amp_checks.torch_api.dtypes import dtype_name
 
 Runner = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -74,7 +75,7 @@ def _low_dtype(values: Any) -> torch.dtype | None:
 
 def lacks(declared: str, device_type: str, low: torch.dtype) -> bool:
     """Whether the device is recorded to refuse the op in that dtype."""
-    seen = low_precision.here(declared, device_type, str(low).removeprefix("torch."))
+    seen = low_precision.here(declared, device_type, dtype_name(low))
     return seen is not None and seen.lacks == "forward"
 
 

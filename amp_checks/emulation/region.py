@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.core import NotEmulated
+from amp_checks.core import DEVICE_TYPES, NotEmulated
 from amp_checks.emulation import patches, plans, pretend
 from amp_checks.emulation.engine import Engine, Numerics, Recorder
 from amp_checks.emulation.plans import Plan
 from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.emulation.wrapper import holds_tensor
 from amp_checks.torch_api import private
-
-DEVICE_TYPES = ("cuda", "xpu", "mps", "mtia", "maia", "cpu")
 
 _is_autocast_enabled = torch.is_autocast_enabled
 _to = torch.Tensor.to

@@ -7,18 +7,17 @@ the torch that runs: the checks take their expectations from there, so that a ru
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from amp_checks import core
 from amp_checks.core import CastPolicy, SuiteError
 from amp_checks.records import fixtures
 
-DEVICE_TYPES = ("cuda", "cpu", "xpu", "mps", "mtia", "maia")
-"""Device types whose rules are recorded: those that every torch build registers."""
+DEVICE_TYPES = core.DEVICE_TYPES
 
 _FIELDS = {"torch", "source", "policy", "cuda_build_only"}
 
@@ -91,7 +90,7 @@ def _rules_of(path: Path, device: str, policies: object) -> dict[str, CastPolicy
             raise SuiteError(f"{path}: {device}: {name}: expected a list of op names")
         for op in ops:
             if op in rules:
-                raise SuiteError(f"{path}: {device}: {op!r} stands twice ({rules[op]} and {name})")
+                raise SuiteError(f"{path}: {device}: duplicate op {op!r} (in {rules[op]} and {name})")
             rules[op] = CastPolicy(name)
     return rules
 
@@ -124,17 +123,11 @@ def table_for(version: str) -> Table:
 
 
 @functools.cache
-def _running() -> tuple[Table, bool]:
-    import torch
-
-    return table_for(torch.__version__), torch.version.cuda is not None
-
-
-@functools.cache
 def declared(device_type: str) -> Mapping[str, CastPolicy]:
     """The recorded rules that hold for the torch that runs, on a device type. Never read from that torch."""
-    table, cuda_build = _running()
-    return table.of(device_type, cuda_build=cuda_build)
+    import torch
+
+    return table_for(torch.__version__).of(device_type, cuda_build=torch.version.cuda is not None)
 
 
 def of(op: str, device_type: str) -> CastPolicy:
@@ -161,10 +154,3 @@ def exists(op: str) -> bool:
     name, _, overload = op.partition(".")
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and (overload or "default") in packet.overloads()
-
-
-def main(args: argparse.Namespace) -> int:
-    """``amp-checks policy``; see `amp_checks.cli.policy.main`."""
-    from amp_checks.cli import policy
-
-    return policy.main(args)

@@ -117,7 +117,7 @@ def registered() -> tuple[Defect, ...]:
     entries = [defect for file in files for defect in load(file)]
     ids = [defect.id for defect in entries]
     if twice := {name for name in ids if ids.count(name) > 1}:
-        message = f"known defects: the id {min(twice)!r} stands twice; give each entry its own"
+        message = f"known defects: duplicate id {min(twice)!r}: each entry needs an id of its own"
         raise SuiteError(message)
     return tuple(defect for defect in entries if defect.in_range(torch.__version__) and machine.holds(defect.machine))
 

@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_checks.core import SuiteError, UsageError
+from amp_checks.core import LOW_DTYPES, SuiteError, UsageError
 from amp_checks.records import fixtures
 
 FOLDER = "low_precision_support"
-DTYPES = ("float16", "bfloat16")
 
 
 class Kind(enum.StrEnum):
@@ -141,6 +140,10 @@ def from_json(op: str, plain: Mapping[str, Any]) -> Seen:
     return Seen(**{**plain, **outcomes, "meets": Meets(plain["meets"]), "op": op})
 
 
+def _ops(plain: Mapping[str, Any]) -> dict[str, dict[str, Seen]]:
+    return {dtype: {op: from_json(op, seen) for op, seen in plain[dtype].items()} for dtype in LOW_DTYPES}
+
+
 def load(path: Path) -> dict[str, Found]:
     """Read a record: device type -> what was found.
 
@@ -155,9 +158,7 @@ def load(path: Path) -> dict[str, Found]:
                 machine=document["machine"],
                 ran=found["ran"],
                 looked_at=found["looked_at"],
-                ops={
-                    dtype: {op: from_json(op, plain) for op, plain in found["ops"][dtype].items()} for dtype in DTYPES
-                },
+                ops=_ops(found["ops"]),
             )
             for device, found in document["devices"].items()
         }
@@ -223,8 +224,7 @@ def run_here(device_type: str, names: Sequence[str] = (), *, declared: bool = Fa
         told = done.stderr.strip().splitlines()
         raise SuiteError(f"the sweep over torch's op database failed: {told[-1] if told else done.returncode}")
     plain = json.loads(done.stdout)
-    ops = {dtype: {op: from_json(op, seen) for op, seen in plain["ops"][dtype].items()} for dtype in DTYPES}
-    return Found(**{**plain, "ops": ops})
+    return Found(**{**plain, "ops": _ops(plain["ops"])})
 
 
 @functools.cache

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from amp_checks.core import Backend, attempt
-from amp_checks.torch_api.numerics import dtype_name, seeded
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import seeded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,10 @@ from contextlib import contextmanager
 
 import torch
 
+from amp_checks.torch_api import dtypes
+
+dtype_name = dtypes.dtype_name
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
@@ -126,8 +130,3 @@ def smallest(dtype: torch.dtype) -> float:
     """The smallest number above zero, subnormal: 2**-24 in float16."""
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float16`` for ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+from amp_checks.core import DEVICE_TYPES
 
 Snapshot = dict[str, Any]
 _Switch = tuple[Callable[[], Any], Callable[[Any], object]]
@@ -22,7 +22,7 @@ _Switch = tuple[Callable[[], Any], Callable[[Any], object]]
 
 def _autocast_switches() -> dict[str, _Switch]:
     switches: dict[str, _Switch] = {}
-    for device in AUTOCAST_DEVICES:
+    for device in DEVICE_TYPES:
         switches[f"autocast enabled for {device}"] = (
             functools.partial(torch.is_autocast_enabled, device),
             functools.partial(torch.set_autocast_enabled, device),

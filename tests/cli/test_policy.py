@@ -91,7 +91,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     found = fixtures.fixture
 
     def clear() -> None:
-        for cached in (cast_policy.recorded, cast_policy._running, cast_policy.declared):
+        for cached in (cast_policy.recorded, cast_policy.declared):
             cached.cache_clear()
 
     monkeypatch.setattr(fixtures, "fixture", lambda name: folder if name == "cast_policy" else found(name))

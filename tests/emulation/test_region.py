@@ -108,7 +108,7 @@ def test_regions_nest_when_they_agree() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="device_type must be one of cuda, xpu"), emulate("hpu"):
+    with pytest.raises(ValueError, match="device_type must be one of cuda, cpu, xpu"), emulate("hpu"):
         pass
     with pytest.raises(ValueError, match="numerics must be"), emulate("cuda", numerics="half"):  # type: ignore[arg-type]
         pass

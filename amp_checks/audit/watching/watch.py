@@ -21,8 +21,8 @@ from amp_checks.audit.watching.gradients import Book, Gradient, State
 from amp_checks.audit.watching.ops import LOW, OpMode, OpWatch
 from amp_checks.audit.watching.places import line, raised_at, tracked_modules, user_frame
 from amp_checks.audit.watching.trace import Event, Failure, Kind, ParameterFacts, Trace
+from amp_checks.core import DEVICE_TYPES
 from amp_checks.torch_api import private
-from amp_checks.torch_api.state import AUTOCAST_DEVICES
 
 
 class Watch:
@@ -135,7 +135,7 @@ class Watch:
     def close(self) -> Trace:
         """The run is over: read what was left for the end."""
         trace = self.trace
-        trace.left_on = tuple(name for name in AUTOCAST_DEVICES if torch.is_autocast_enabled(name))
+        trace.left_on = tuple(name for name in DEVICE_TYPES if torch.is_autocast_enabled(name))
         with self.quietly():
             self.ops.end_step()
             trace.losses = [(step, value.double().item() / scale) for step, value, scale in self._losses]

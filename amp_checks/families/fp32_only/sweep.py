@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_checks import backends
-from amp_checks.core import Backend, NotEmulated, first_line
-from amp_checks.records.low_precision import DTYPES, Kind, Meets, Outcome, Seen, machine, to_json
+from amp_checks.core import LOW_DTYPES, Backend, NotEmulated, first_line
+from amp_checks.records.low_precision import Kind, Meets, Outcome, Seen, machine, to_json
 from amp_checks.torch_api.numerics import dtype_name, randn, seed_of
 
 SAMPLES = 12
@@ -77,7 +77,7 @@ def sweep(device_type: str, names: Sequence[str] = (), *, runs: bool) -> Iterato
     from torch.testing._internal.common_methods_invocations import op_db
 
     prefix = "" if runs else "emulated-"
-    lows = {dtype: backends.backend(f"{prefix}{device_type}-{dtype}") for dtype in DTYPES}
+    lows = {dtype: backends.backend(f"{prefix}{device_type}-{dtype}") for dtype in LOW_DTYPES}
     for op in op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if torch.float32 in op.supported_dtypes(device_type) and (not names or name in names):
@@ -312,7 +312,7 @@ def main() -> int:
         "looked_at": len(seen),
         "ops": {
             dtype: {found.op: to_json(found) for each in seen if (found := each[dtype]).notable or args.op}
-            for dtype in DTYPES
+            for dtype in LOW_DTYPES
         },
     }
     sys.stdout.write(json.dumps(document))

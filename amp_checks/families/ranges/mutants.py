@@ -17,8 +17,8 @@ from amp_checks.families.ranges import composed
 from amp_checks.records import cast_policy
 from amp_checks.suite.planting import Mutant
 from amp_checks.torch_api import private
+from amp_checks.torch_api.dtypes import LOW
 
-_LOW = (torch.float16, torch.bfloat16)
 _SAFE = "check_safe_range"
 _INSIDE = "check_finite_inside"
 _ZERO = "check_zero_inputs"
@@ -33,7 +33,7 @@ class _OnLow(TorchFunctionMode):
         self.faulty = faulty
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        meant = self.faulty if func is self.function and args[0].dtype in _LOW else func
+        meant = self.faulty if func is self.function and args[0].dtype in LOW else func
         return meant(*args, **(kwargs or {}))
 
 

@@ -47,7 +47,7 @@ def test_a_table_is_read_with_the_rules_of_a_cuda_build_apart(tmp_path: Path) ->
         ({**GOOD, "source": {}}, "needs its source"),
         ({**GOOD, "policy": {"cuda": {"fp16": ["exp"]}}}, "cuda: unknown policy 'fp16'"),
         ({**GOOD, "policy": {"cuda": {"unlisted": ["exp"]}}}, "cuda: unknown policy 'unlisted'"),
-        ({**GOOD, "policy": {"cuda": {"fp32": ["exp"], "promote": ["exp"]}}}, "'exp' stands twice"),
+        ({**GOOD, "policy": {"cuda": {"fp32": ["exp"], "promote": ["exp"]}}}, "duplicate op 'exp'"),
         ({**GOOD, "policy": {"cuda": {"fp32": "exp"}}}, "cuda: fp32: expected a list"),
         ({**GOOD, "policy": {"cuda": ["exp"]}}, "expected policies"),
         ({**GOOD, "policy": {"abacus": {}}, "source": {"abacus": ""}}, "unknown device type 'abacus'"),
@@ -94,7 +94,7 @@ def test_every_rule_is_seen_to_do_what_is_recorded(backend: Any) -> None:
 
 
 def test_policy_prints_full_coverage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cast_policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None)) == 0
+    assert policy_observed.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None)) == 0
     last = capsys.readouterr().out.splitlines()
     count = len(cast_policy.declared("cpu"))
     assert any(line.split() == ["cpu-bfloat16", "all", *[str(count)] * 3, "100", "%"] for line in last)
@@ -112,13 +112,13 @@ def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
     defects = known_defects.load(fixtures.fixture("known_defects") / "ops.json")
     for known, status, told in ((defects, 0, "known defect cudnn-rnn-rule on"), ((), 1, "DIFFERS")):
         monkeypatch.setattr(known_defects, "registered", lambda known=known: known)
-        assert cast_policy.main(asked) == status
+        assert policy_observed.main(asked) == status
         assert f"{told} {backend.id}: _cudnn_rnn: declared lower_precision_fp" in capsys.readouterr().out
 
 
 def test_policy_refuses_an_unknown_backend() -> None:
     with pytest.raises(UsageError, match="unknown backend 'abacus'"):
-        cast_policy.main(argparse.Namespace(backend=["abacus"], json=None))
+        policy_observed.main(argparse.Namespace(backend=["abacus"], json=None))
 
 
 def test_the_difference_of_two_recorded_versions() -> None:
@@ -134,7 +134,7 @@ def test_the_difference_of_two_recorded_versions() -> None:
 
 def test_a_saved_table_compares_with_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "now.json"
-    cast_policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file)))
+    policy_observed.main(argparse.Namespace(backend=["cpu-float16"], json=str(file)))
     capsys.readouterr()
     version = cast_policy.table_for(torch.__version__).torch
     policy_diff.main(argparse.Namespace(old=str(file), new=version, format="text", output=None))

@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from amp_checks.core import Backend
-
-LOW = (torch.float16, torch.bfloat16)
+from amp_checks.torch_api.dtypes import LOW
 
 Call = Callable[..., Any]
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
