@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.ops import LOW
 from amp_checks.audit.watching.trace import Op
 from amp_checks.core import CastPolicy
 from amp_checks.records import cast_policy
+from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 WARNING = Severity.WARNING
 
@@ -41,7 +41,7 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
         first, middle, last = op.from_cast, op.inputs[0], op.outputs[0]
         quantised = middle.itemsize < 2  # numbers of 8 bits are never autocast's: their rounding is meant
         if first is last and middle is not first and first.itemsize != middle.itemsize and not quantised:
-            names = " to ".join(str(dtype).removeprefix("torch.") for dtype in (first, middle, last))
+            names = " to ".join(map(dtype_name, (first, middle, last)))
             yield _at(op, f"{op.elements} elements are cast from {names} with nothing in between")
 
 
@@ -58,7 +58,7 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
         listed = _LISTED_AS.get(name, name)
         if cast_policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
             yield _at(
-                op, f"{op.name} runs in {_name(op.outputs[0])} outside of autocast, which would run it in float32"
+                op, f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
             )
 
 
@@ -70,10 +70,8 @@ def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
         if op.backward or op.region is None or name not in _PRODUCTS or op.function is not None:
             continue
         if op.outputs[0] in (torch.float32, torch.float64) and op.in_place:
-            yield _at(op, f"{op.name} runs in {_name(op.outputs[0])} inside a region: autocast leaves this form alone")
+            yield _at(
+                op, f"{op.name} runs in {dtype_name(op.outputs[0])} inside a region: autocast leaves this form alone"
+            )
         elif op.outputs[0] is torch.float64:
             yield _at(op, f"{op.name} runs in float64 inside a region")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

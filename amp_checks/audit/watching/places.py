@@ -37,9 +37,9 @@ def is_user_code(code: CodeType) -> bool:
     return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
 
 
-def user_frame(depth: int = 1) -> Place | None:
+def user_frame() -> Place | None:
     """The innermost frame of the user's code: cheap to keep, `line` makes text of it."""
-    frame: FrameType | None = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(1)
     judged = _judged
     while frame is not None:
         code = frame.f_code
@@ -50,6 +50,11 @@ def user_frame(depth: int = 1) -> Place | None:
             return code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def called_by_torch() -> bool:
+    """Whether the caller of the function that asks is torch itself."""
+    return sys._getframe(2).f_code.co_filename.startswith(tuple(torch.__path__))
 
 
 def line(place: Place | None) -> str | None:
