@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from amp_checks.audit import measures
-from amp_checks.audit.case import AuditCase, describe
+from amp_checks.audit.case import describe
 from amp_checks.audit.measures import Compared
 from amp_checks.audit.probes import backward, sources, values
 from amp_checks.audit.probes.backward import BackwardRecorder, SourceOp
+from amp_checks.audit.probes.recorder import Recorder, Result
 from amp_checks.audit.probes.sources import SourceRecorder, Sources
 from amp_checks.audit.probes.values import Amplified, ValueRecorder
 from amp_checks.audit.runs.perturbation import PERTURBED_RUNS, Perturbation
@@ -28,10 +29,11 @@ from amp_checks.core import Backend, NotEmulated, UsageError
 
 
 class Evidence:
-    """All that rules judge."""
+    """All that rules judge, of a program; or of one in which a fault is undone."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, undo: Undo | None = None) -> None:
         self.runs = runs
+        self._undo = undo
         self._without: dict[Undo, Evidence | None] = {}
 
     def but(self, **known: Any) -> Evidence:
@@ -48,10 +50,15 @@ class Evidence:
         """
         if undo not in self._without:
             boost = measures.headroom(self.amp) / 2 if math.isinf(undo.boost) else undo.boost
-            runs = self.runs.without(dataclasses.replace(undo, boost=boost))
-            raises = runs.trace(AMP).failure is not None
-            self._without[undo] = None if raises else Evidence(runs).but(sources=None)
+            undone = Evidence(self.runs, dataclasses.replace(undo, boost=boost)).but(sources=None)
+            self._without[undo] = undone if undone.amp.failure is None else None
         return self._without[undo]
+
+    def _trace(self, setup: Setup) -> Trace:
+        return self.runs.trace(setup.without(self._undo))
+
+    def _recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
+        return self.runs.recorded(setup.without(self._undo), kind, step)
 
     @cached_property
     def backend(self) -> Backend:
@@ -65,39 +72,38 @@ class Evidence:
         Raises:
             NotEmulated: it needs what the backend lacks.
         """
-        trace = self.runs.trace(AMP)
+        trace = self._trace(AMP)
         if trace.failure is not None and isinstance(trace.failure.error, NotEmulated):
             raise trace.failure.error
         return trace
 
     @cached_property
     def fp32(self) -> Trace:
-        """With every region and scaler disabled, and what the program casts to 16 bits explicitly in float32.
+        """With every region and scaler disabled, and what the program casts to 16 bits explicitly in float32."""
+        trace = self._trace(FP32)
+        # A program may hold on to a dtype that is only spoken of, in a view of bits for one: then its casts stay.
+        return self._reference(trace if trace.failure is None else self._trace(NEUTRAL))
+
+    def check(self) -> None:
+        """Refuse what cannot be compared.
 
         Raises:
             UsageError: the case raises without AMP as well, never calls backward, or does not build the same at each
                 call.
         """
-        amp, case = self.amp, self.runs.case.id
-        trace = self.runs.trace(FP32)
-        if trace.failure is not None:
-            # A program may hold on to a dtype that is only spoken of, in a view of bits for one: then its casts stay.
-            trace = self.runs.trace(NEUTRAL)
-        failure = trace.failure
+        amp, fp32, case = self.amp, self.fp32, self.runs.case.id
         # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault of its own, which a rule names.
         kept_low = any(facts.dtype.itemsize == 2 for facts in amp.parameters.values())
-        if failure is not None and amp.failure is not None and not kept_low:
+        if fp32.failure is not None and amp.failure is not None and not kept_low:
+            error = describe(fp32.failure.error)
+            raise UsageError(f"the case {case} raises in float32 too, with autocast and scaler disabled: {error}")
+        traces = (amp, fp32)
+        if all(trace.failure is None and trace.first(Backward) is None for trace in traces):
             raise UsageError(
-                f"the case {case} raises in float32 too, with autocast and scaler disabled: {describe(failure.error)}"
-            )
-        differentiated = trace.first(Backward) is not None or amp.first(Backward) is not None
-        if not differentiated and failure is None and amp.failure is None:
-            raise UsageError(
-                f"the case {case} has no loss: in {trace.steps} iterations it called neither backward() nor "
+                f"the case {case} has no loss: in {fp32.steps} iterations it called neither backward() nor "
                 "torch.autograd.grad for parameters of the model (without create_graph); see that step or run trains it"
             )
-        check_alike(case, amp.start, trace.start)
-        return self._reference(trace)
+        check_alike(case, amp.start, fp32.start)
 
     @cached_property
     def fp64(self) -> Trace | None:
@@ -114,7 +120,7 @@ class Evidence:
         if self.amp.failure is not None:
             return None, "the program raised before it could be compared"
         try:
-            trace = self.runs.trace(FP64)
+            trace = self._trace(FP64)
         except UsageError as error:
             return None, str(error)
         if trace.failure is not None:
@@ -123,7 +129,7 @@ class Evidence:
 
     def _reference(self, trace: Trace) -> Trace:
         """The reference; where a fault is undone, with what backward gave of the parameters that it is undone for."""
-        if self.runs.undo is None:
+        if self._undo is None:
             return trace
         raw = {name: value for name, value in trace.raw_gradients.items() if name in self.amp.modified}
         return dataclasses.replace(trace, gradients=trace.gradients | raw)
@@ -144,7 +150,7 @@ class Evidence:
         if low is None or measures.are_small(found):
             return found
         setups = (self._neutral.but(Perturbation(dtype=low, seed=n), raw=False) for n in range(PERTURBED_RUNS))
-        perturbed = tuple(trace for trace in map(self.runs.trace, setups) if trace.failure is None)
+        perturbed = tuple(trace for trace in map(self._trace, setups) if trace.failure is None)
         return dataclasses.replace(found, perturbed=perturbed)
 
     @cached_property
@@ -152,7 +158,7 @@ class Evidence:
         """As the reference, with its scalers, at the loss scales of ``amp``; None where it scales no loss."""
         if not self.amp.scaled or self.amp.failure is not None:
             return None
-        return self.runs.trace(scaled_in(self._widest))
+        return self._trace(scaled_in(self._widest))
 
     @cached_property
     def dependence(self) -> tuple[str, float] | None:
@@ -165,13 +171,13 @@ class Evidence:
         if self.dependence is None or self.scaled is None:
             return None
         setups = (self._neutral, scaled_in(self._widest))
-        plain, scaled = (self.runs.recorded(setup, BackwardRecorder) for setup in setups)
+        plain, scaled = (self._recorded(setup, BackwardRecorder) for setup in setups)
         return backward.find(plain, scaled, self.scaled.first_scale or 1.0)
 
     @cached_property
     def overflow(self) -> Trace | None:
         """As ``amp``, with an overflow in the second iteration; None where no enabled scaler scales a loss."""
-        return self.runs.trace(OVERFLOW) if self.amp.scaled and self.amp.failure is None else None
+        return self._trace(OVERFLOW) if self.amp.scaled and self.amp.failure is None else None
 
     @cached_property
     def sources(self) -> Sources | None:
@@ -181,11 +187,10 @@ class Evidence:
             return None
         # Without a scaler a bad gradient goes into the weights, and shows in the loss one iteration later.
         if step > 0 and not self.amp.scaled:
-            before: Sources = self.runs.recorded(AMP, SourceRecorder, step - 1)
+            before = self._recorded(AMP, SourceRecorder, step - 1)
             if before.first() is not None:
                 return before
-        found: Sources = self.runs.recorded(AMP, SourceRecorder, step)
-        return found
+        return self._recorded(AMP, SourceRecorder, step)
 
     @cached_property
     def resumed(self) -> Resumed | None:
@@ -197,7 +202,7 @@ class Evidence:
         """Where a rounding error grew out of proportion; None where none did, or errors are as they should be."""
         if measures.are_small(self.compared) and not measures.too_coarse(self.compared):
             return None
-        amp, fp32 = (self.runs.recorded(setup, ValueRecorder) for setup in (AMP, FP32))
+        amp, fp32 = (self._recorded(setup, ValueRecorder) for setup in (AMP, FP32))
         return values.find(amp, fp32)
 
     @cached_property
@@ -210,16 +215,5 @@ class Evidence:
         judged = self.amp.takes_angles and self.amp.failure is None and not measures.draws_in_16_bits(self.amp)
         if low is None or not judged:
             return None
-        amp, exact = (self.runs.recorded(setup, ValueRecorder) for setup in (AMP, self._neutral))
+        amp, exact = (self._recorded(setup, ValueRecorder) for setup in (AMP, self._neutral))
         return values.wrong_angles(amp, exact, low)
-
-
-def gather(case: AuditCase, backend: Backend) -> Evidence:
-    """The evidence of a case under a backend, once it is known that it can be compared.
-
-    Raises:
-        UsageError, NotEmulated: it cannot; as of `Evidence.fp32`.
-    """
-    evidence = Evidence(Runs(case, backend))
-    evidence.fp32  # noqa: B018 - it raises where nothing can be compared
-    return evidence

@@ -12,11 +12,12 @@ import torch
 from amp_checks.audit import causes, rules
 from amp_checks.audit.case import AuditCase
 from amp_checks.audit.convergence import compare_seeds
-from amp_checks.audit.evidence import Evidence, gather
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
 from amp_checks.audit.measures import draws_in_16_bits, low_dtype
 from amp_checks.audit.modules import ModuleFacts, by_module, first_scale, together
+from amp_checks.audit.runs.plan import Runs
 from amp_checks.audit.watching import magnitudes
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.trace import Trace
@@ -53,10 +54,12 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     Raises:
         UsageError: the case is no case, cannot be built, or raises without AMP too.
     """
-    evidence = gather(case, backend)
+    evidence = Evidence(Runs(case, backend))
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
-    found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
+    with evidence.runs.active():
+        evidence.check()
+        found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
+        found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
     if case.seeds and evidence.amp.failure is None:  # what raises trains in neither way
         found = [*(_with_reason(one, ignored, today) for one in compare_seeds(case, backend)), *found]
     return Report(

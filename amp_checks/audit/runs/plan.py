@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from amp_checks.audit.case import AuditCase, Training, describe, stepper
-from amp_checks.audit.probes.recorder import Recorder
+from amp_checks.audit.probes.recorder import Recorder, Result
 from amp_checks.audit.runs.change import Change
 from amp_checks.audit.runs.disabled import AutocastOff, ScalerOff
 from amp_checks.audit.runs.dtype import Compute
@@ -63,6 +63,12 @@ class Setup:
         """The same, with further changes and other fields."""
         return dataclasses.replace(self, changes=(*self.changes, *changes), **fields)
 
+    def without(self, undo: Undo | None) -> Setup:
+        """The same, with a fault undone in what autocasts: in this run, or in the one that it follows."""
+        if undo is None or AutocastOff() not in self.changes:
+            return self if undo is None else self.but(undo)
+        return dataclasses.replace(self, follows=self.follows.without(undo) if self.follows is not None else None)
+
 
 AMP = Setup(ops=True, raw=True)
 """The program as it is, watched."""
@@ -79,20 +85,14 @@ def scaled_in(dtype: torch.dtype) -> Setup:
 
 
 class Runs:
-    """The runs of a case under a backend; with a fault undone in those that autocast, where ``undo`` says one."""
+    """The runs of a case under a backend."""
 
-    def __init__(self, case: AuditCase, backend: Backend, undo: Undo | None = None) -> None:
+    def __init__(self, case: AuditCase, backend: Backend) -> None:
         self.case = case
         self.backend = backend
-        self.undo = undo
         self._finished: dict[Setup, tuple[Trace, Any]] = {}
         self._trained: tuple[Training, list[Any]] | None = None
-
-    def without(self, undo: Undo) -> Runs:
-        """These runs with a fault undone; what it does not change is not run again."""
-        runs = Runs(self.case, self.backend, undo)
-        runs._finished = self._finished
-        return runs
+        self._is_active = False
 
     def trace(self, setup: Setup) -> Trace:
         """What was seen of that run.
@@ -102,10 +102,11 @@ class Runs:
         """
         return self._run(setup)[0]
 
-    def recorded(self, setup: Setup, kind: type[Recorder[Any]], step: int = 0) -> Any:
+    def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int) -> Result:
         """What a recorder of that kind makes of that iteration of the run."""
         probe = Probe(kind=kind, step=step)
-        return self._run(dataclasses.replace(setup, ops=False, raw=False, probe=probe))[1]
+        result: Result = self._run(dataclasses.replace(setup, ops=False, raw=False, probe=probe))[1]
+        return result
 
     @property
     def trained(self) -> Training:
@@ -122,8 +123,6 @@ class Runs:
             return resume(self.case, self.backend, trained, self._trained[1])
 
     def _run(self, setup: Setup) -> tuple[Trace, Any]:
-        if self.undo is not None and AutocastOff() not in setup.changes:
-            setup = setup.but(self.undo)
         if setup.follows is not None:
             followed = self.trace(setup.follows)
             scales = () if ScalerOff() in setup.changes else tuple(followed.scales)
@@ -135,11 +134,24 @@ class Runs:
         return self._finished[setup]
 
     @contextmanager
+    def active(self) -> Iterator[None]:
+        """The backend, activated once for all runs that are made inside."""
+        if self._is_active:
+            yield
+            return
+        with one_thread(), warnings.catch_warnings(), self.backend.activate():
+            warnings.simplefilter("ignore")
+            self._is_active = True
+            try:
+                yield
+            finally:
+                self._is_active = False
+
+    @contextmanager
     def _prepared(self) -> Iterator[None]:
         before = state.capture()
         name = self.case.id.replace("\\", "/").rpartition("/")[2]
-        with one_thread(), warnings.catch_warnings(), self.backend.activate(), _all_seeded(name), ExitStack() as stack:
-            warnings.simplefilter("ignore")
+        with self.active(), _all_seeded(name), ExitStack() as stack:
             # A program that leaves autocast on must not leave it on for the next run.
             stack.callback(state.restore, before)
             yield

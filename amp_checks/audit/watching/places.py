@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -61,10 +62,14 @@ def line(place: Place | None) -> str | None:
     """``file:line``, relative to the current folder where the file lies in it."""
     if place is None:
         return None
-    path = Path(place[0].co_filename)
+    return f"{_shown(place[0].co_filename, Path.cwd())}:{place[1]}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _shown(name: str, folder: Path) -> Path:
     with contextlib.suppress(ValueError):
-        path = path.resolve().relative_to(Path.cwd())
-    return f"{path}:{place[1]}"
+        return Path(name).resolve().relative_to(folder)
+    return Path(name)
 
 
 def raised_at(error: BaseException) -> str | None:
