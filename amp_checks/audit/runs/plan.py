@@ -102,7 +102,7 @@ class Runs:
         """
         return self._run(setup)[0]
 
-    def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int) -> Result:
+    def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
         """What a recorder of that kind makes of that iteration of the run."""
         probe = Probe(kind=kind, step=step)
         result: Result = self._run(dataclasses.replace(setup, ops=False, raw=False, probe=probe))[1]
