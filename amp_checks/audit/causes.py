@@ -1,4 +1,4 @@
-"""Which finding follows from which: one fault has many effects, and a remedy for an effect mends nothing.
+"""Which finding follows from which: one fault has many effects, and a remedy for an effect repairs nothing.
 
 `LINKS` is the one place to say that a rule's finding explains another's, by one of two relations. *Undone*: the effect
 is gone in a run in which the cause alone is undone, which proves it; what is still there in that run is a fault of its

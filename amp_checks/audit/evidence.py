@@ -92,7 +92,7 @@ class Evidence:
                 call.
         """
         amp, fp32, case = self.amp, self.fp32, self.runs.case.id
-        # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault of its own, which a rule names.
+        # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault that another rule names.
         kept_low = any(facts.dtype.itemsize == 2 for facts in amp.parameters.values())
         if fp32.failure is not None and amp.failure is not None and not kept_low:
             error = describe(fp32.failure.error)
@@ -209,7 +209,7 @@ class Evidence:
     def angles(self) -> Amplified | None:
         """Where angles were rounded that a sine or cosine is taken of; None where they are as they should be.
 
-        Loss and gradients of an untrained model seldom tell that its phases are lost: the phases are looked at.
+        Loss and gradients of an untrained model seldom show that its phases are lost: the phases are compared.
         """
         low = measures.low_dtype(self.amp)
         judged = self.amp.takes_angles and self.amp.failure is None and not measures.draws_in_16_bits(self.amp)

@@ -170,7 +170,7 @@ def wrong_angles(amp: list[Value], exact: list[Value], dtype: torch.dtype) -> Am
     """The first sine or cosine, of the AMP run, of angles that rounding to ``dtype`` has lost, or None.
 
     ``exact`` are the values in float64, or in float32. Angles so large that float32 loses them are no fault of AMP;
-    those that overflow float16 are among them, and are told as infinite.
+    those that overflow float16 are among them, and are reported as infinite.
     """
     bound = _ANGLE_ERROR * torch.finfo(dtype).eps
     for place, other in _aligned(amp, exact).items():

@@ -90,7 +90,7 @@ def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
         return
     source = evidence.sources.loss if evidence.sources is not None else None
     if source is not None and source.given is not None:
-        return  # which a rule of its own says
+        return  # `data-not-finite` reports it
     if source is None:
         yield Found(message="the loss is not finite", step=step)
     elif not _same_in_float32(evidence, step):

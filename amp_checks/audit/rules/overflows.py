@@ -70,7 +70,7 @@ def overflow_hidden(evidence: Evidence) -> Iterator[Found]:
         if event.in_backward:
             message = "nothing is left of an injected gradient overflow after backward: the scaler cannot see it"
             yield Found(message=message, where=event.hidden_at, step=event.step)
-    # What is frozen by zeros takes no part in a step that another optimizer's gradients tell the scaler about.
+    # What is frozen by zeros takes no part in a step that the scaler skips for another optimizer's gradients.
     skipped = {event.step for event in trace.skipped_steps}
     seen = [event for event in trace.of(OverflowHidden) if not event.in_backward]
     for event in seen:

@@ -73,7 +73,7 @@ class Setup:
 AMP = Setup(ops=True, raw=True)
 """The program as it is, watched."""
 OVERFLOW = Setup(changes=(InjectedOverflow(),), ops=True)
-"""A rehearsal of a skipped step."""
+"""With gradients that overflow in one step, which a scaler skips."""
 NEUTRAL = Setup(changes=(AutocastOff(), ScalerOff()), follows=AMP, raw=True)
 """With every region and scaler disabled; what the program casts to 16 bits explicitly stays."""
 FP32, FP64 = (NEUTRAL.but(Compute(dtype)) for dtype in (torch.float32, torch.float64))

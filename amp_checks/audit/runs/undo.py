@@ -1,4 +1,4 @@
-"""A fault undone while the program runs, so that its effects can be told from what is wrong besides."""
+"""An intervention that undoes one fault while the program runs, to separate its effects from other faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatch mode: each op below autocast, forward and backward, with its place; and what the ops of a run tell."""
+"""The dispatch mode: each op below autocast, forward and backward, with its place; and what the ops of a run show."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OpMode(TorchDispatchMode):
 
 
 class OpWatch:
-    """What ops tell, one after the other, where that is ``enabled``."""
+    """Watches ops, one after the other, where that is ``enabled``."""
 
     def __init__(self, state: RunState, *, enabled: bool) -> None:
         self.state = state

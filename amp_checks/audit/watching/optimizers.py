@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from amp_checks.audit.watching import hand_scaling
+from amp_checks.audit.watching import manual_scaling
 from amp_checks.audit.watching.events import ManualLossScale, OptimizerStep, SchedulerStep
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.places import called_by_torch, line, user_frame
@@ -165,7 +165,7 @@ class OptimizerWatch:
         state = self._state
         with state.quietly():
             number, found = self.number(optimizer), self.gradients_of(optimizer)
-            if (manual := hand_scaling.found(found)) is not None:
+            if (manual := manual_scaling.found(found)) is not None:
                 state.emit(ManualLossScale(*state.here(), *manual))
             if not self.in_scaler:
                 self._bypasses(found)

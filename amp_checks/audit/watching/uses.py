@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_checks.audit.watching import constants, hand_scaling
+from amp_checks.audit.watching import constants, manual_scaling
 from amp_checks.audit.watching.events import (
     ConstantLost,
     GradientsRead,
@@ -178,7 +178,7 @@ class TensorUses:
         written = written and (facts.base.startswith("aten::_foreach") or tensors[0] is tensor)
         is_scaled = gradient.state is State.SCALED
         self._meets_gradient = gradient.scale if is_scaled else None
-        if gradient.state is State.PLAIN and (by := hand_scaling.factor(facts.base, args)) is not None:
+        if gradient.state is State.PLAIN and (by := manual_scaling.factor(facts.base, args)) is not None:
             gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
         if written and gradient.stepped and gradient.is_zero():
             gradient.reset()
@@ -188,7 +188,7 @@ class TensorUses:
         if written and (gradient.stepped or is_scaled):
             self._state.emit_once(GradientsWritten, facts.name, gradient.stepped, key=facts.name)
         elif facts.base in MOVES:
-            return  # what is done with the copy tells
+            return  # what is done with the copy decides
         elif not written and is_scaled and not _undoes(facts, args, gradient.scale):
             self._read(facts)
 
@@ -213,7 +213,7 @@ class TensorUses:
             self._derived[made.untyped_storage().data_ptr()] = _Derived(made, makers, scale)
 
     def replaced(self, gradients: Iterable[Gradient]) -> None:
-        """Tell of scaled gradients in whose place the program has put what it made of them."""
+        """Report scaled gradients in whose place the program has put what it made of them."""
         known = {id(gradient): address for address, gradient in self.gradients.items()}
         for gradient in gradients:
             now = gradient.parameter.grad
@@ -242,7 +242,7 @@ class TensorUses:
         self._factors.pop(out.data_ptr(), None)  # its memory was another's
         if out.numel() != 1 or not out.is_floating_point():
             return
-        by = hand_scaling.factor(facts.base, args)
+        by = manual_scaling.factor(facts.base, args)
         if by is not None or (facts.cast and before):
             self._factors[out.data_ptr()] = before if by is None else (*before, by)
 

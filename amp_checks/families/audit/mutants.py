@@ -106,7 +106,7 @@ def pairs() -> list[Any]:
     """The faulty loops of ``fixtures/audit``, each with its corrected twin, in the order of their files."""
     folder = fixtures.fixture(FOLDER)
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # no package: a fixture is a program of its own
+        sys.path.insert(0, str(folder))  # no package: a fixture is a program, not part of this one
     for path in sorted(folder.glob("loops_*.py")):
         importlib.import_module(path.stem)
     found: list[Any] = importlib.import_module("audit_pairs").PAIRS
