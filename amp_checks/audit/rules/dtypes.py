@@ -64,7 +64,7 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
 
 @rule("op-kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
 def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
-    """Autocast casts neither in-place and out= forms nor float64: such a product stays in float32 or float64 within a region."""
+    """Autocast casts neither in-place and out= forms nor float64: such a product keeps its dtype within a region."""
     for op in evidence.amp.ops:
         name = op.name.removeprefix("aten::").partition(".")[0].rstrip("_")
         if op.backward or op.region is None or name not in _PRODUCTS or op.function is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from amp_checks.audit.runs.change import Change
+from amp_checks.audit.watching.state import around
 from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
@@ -19,20 +20,17 @@ class AutocastOff(Change):
 
     def around(self, watch: Watch) -> Patches:
         del watch
-
-        def enter(original: Any) -> Any:
-            def replacement(region: Any) -> Any:
-                was = private.set_region_enabled(region, False)
-                try:
-                    return original(region)
-                finally:
-                    private.set_region_enabled(region, was)
-
-            return replacement
-
         patches = Patches()
-        patches.replace(torch.autocast, "__enter__", enter)
+        patches.replace(torch.autocast, "__enter__", around(_enter_disabled))
         return patches
+
+
+def _enter_disabled(original: Any, region: Any) -> Any:
+    was = private.set_region_enabled(region, False)
+    try:
+        return original(region)
+    finally:
+        private.set_region_enabled(region, was)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +39,10 @@ class ScalerOff(Change):
 
     def around(self, watch: Watch) -> Patches:
         del watch
-
-        def init(original: Any) -> Any:
-            def replacement(scaler: Any, *args: Any, **kwargs: Any) -> None:
-                original(scaler, *args[:5], **{**kwargs, "enabled": False})
-
-            return replacement
-
         patches = Patches()
-        patches.replace(torch.amp.GradScaler, "__init__", init)
+        patches.replace(torch.amp.GradScaler, "__init__", around(_make_disabled))
         return patches
+
+
+def _make_disabled(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    original(scaler, *args[:5], **{**kwargs, "enabled": False})

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from amp_checks.audit.case import Training
 from amp_checks.audit.runs.change import Change
+from amp_checks.audit.watching.state import around
 from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
@@ -93,30 +94,24 @@ class Compute(Change):
         del watch
         mode = HigherPrecisionMode(self.dtype)
 
-        def run_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                private.push_function_mode(mode)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    private.pop_function_mode()
-
-            return run
+        def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            private.push_function_mode(mode)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                private.pop_function_mode()
 
         with Patches() as patches:
-            patches.replace(*private.backward_engine(), run_engine)
+            patches.replace(*private.backward_engine(), around(run))
             for method in _OF_SCALERS:
-                patches.replace(torch.amp.GradScaler, method, _as_it_is)
+                patches.replace(torch.amp.GradScaler, method, around(_as_it_is))
             with mode:
                 yield
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with private.no_function_modes():
-            return function(*args, **kwargs)
-
-    return call
+def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with private.no_function_modes():
+        return original(*args, **kwargs)
 
 
 def _upcast(value: Any, dtype: torch.dtype) -> Any:

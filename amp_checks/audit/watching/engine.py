@@ -11,7 +11,7 @@ from amp_checks.audit.watching import scaling
 from amp_checks.audit.watching.events import Backward
 from amp_checks.audit.watching.ops import OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
-from amp_checks.audit.watching.state import RunState
+from amp_checks.audit.watching.state import RunState, around
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
@@ -31,45 +31,44 @@ class BackwardWatch:
 
     def install(self, patches: Patches) -> None:
         """See what the program calls."""
-        patches.replace(*private.backward_engine(), self._run)
+        patches.replace(*private.backward_engine(), around(self._run))
 
-    def _run(self, original: Any) -> Any:
-        def replacement(roots: Any, gradients: Any, retain_graph: Any, create_graph: Any, *args: Any, **kw: Any) -> Any:
-            state, accumulates = self._state, bool(kw.get("accumulate_grad"))
-            if state.backward_depth:  # what runs inside a backward is part of it
-                return original(roots, gradients, retain_graph, create_graph, *args, **kw)
-            with state.quietly():
-                scales = [scaling.scale_of(root) for root in roots]
-                inputs = tuple(args[0]) if args and not accumulates else ()
-                hands = not accumulates and not create_graph and bool(state.book.of(inputs))
-                event = self._starts(roots, scales) if accumulates or hands else None
-                factors = self._ops.uses.factors_of(next(iter(roots), None))
-                if accumulates:
-                    self._ops.uses.replaced(state.book.gradients.values())
-                    state.book.before_backward()
-                    for listener in state.listeners:
-                        gradients = listener.initial_gradients(roots, gradients)
-            state.backward_depth += 1
-            try:
-                found = original(roots, gradients, retain_graph, create_graph, *args, **kw)
-                for listener in () if accumulates else state.listeners:
-                    found = listener.grad_gave(roots, found)
-            except BaseException:
-                state.trace.events += [event] if event is not None else []
-                raise
-            finally:
-                state.backward_depth -= 1
-            with state.quietly():
-                if event is not None and accumulates:
-                    state.emit(self._accumulated(event, scales, factors))
-                elif event is not None:
-                    state.emit(event)
-                    self._hand(inputs, found, _first(scales), event.where)
-                elif create_graph and (scale := _first(scales)) is not None:
-                    self._ops.uses.inner = {one.data_ptr(): (one, scale) for one in scaling.tensors(found)}
-            return found
-
-        return replacement
+    def _run(
+        self, original: Any, roots: Any, gradients: Any, retain_graph: Any, create_graph: Any, *args: Any, **kw: Any
+    ) -> Any:
+        state, accumulates = self._state, bool(kw.get("accumulate_grad"))
+        if state.backward_depth:  # what runs inside a backward is part of it
+            return original(roots, gradients, retain_graph, create_graph, *args, **kw)
+        with state.quietly():
+            scales = [scaling.scale_of(root) for root in roots]
+            inputs = tuple(args[0]) if args and not accumulates else ()
+            hands = not accumulates and not create_graph and bool(state.book.of(inputs))
+            event = self._starts(roots, scales) if accumulates or hands else None
+            factors = self._ops.uses.factors_of(next(iter(roots), None))
+            if accumulates:
+                self._ops.uses.replaced(state.book.gradients.values())
+                state.book.before_backward()
+                for listener in state.listeners:
+                    gradients = listener.initial_gradients(roots, gradients)
+        state.backward_depth += 1
+        try:
+            found = original(roots, gradients, retain_graph, create_graph, *args, **kw)
+            for listener in () if accumulates else state.listeners:
+                found = listener.grad_gave(roots, found)
+        except BaseException:
+            state.trace.events += [event] if event is not None else []
+            raise
+        finally:
+            state.backward_depth -= 1
+        with state.quietly():
+            if event is not None and accumulates:
+                state.emit(self._accumulated(event, scales, factors))
+            elif event is not None:
+                state.emit(event)
+                self._hand(inputs, found, _first(scales), event.where)
+            elif create_graph and (scale := _first(scales)) is not None:
+                self._ops.uses.inner = {one.data_ptr(): (one, scale) for one in scaling.tensors(found)}
+        return found
 
     def _starts(self, roots: Any, scales: list[float | None]) -> Backward:
         state = self._state

@@ -39,7 +39,7 @@ def factor(base: str, args: tuple[Any, ...]) -> float | None:
 
 
 def found(gradients: Iterable[Gradient]) -> tuple[float, bool] | None:
-    """The factor by which a loss was scaled manually, and whether its gradients were divided by it; None without one."""
+    """The factor of a manual loss scale, and whether its gradients were divided by it; None without one."""
     undone, left = None, None
     for gradient in gradients:
         if gradient.state is not State.PLAIN or not gradient.factors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import Tensor
@@ -28,35 +27,19 @@ _PRODUCTS = {
 _OF_ANGLES = {f"aten::{name}" for name in ("sin", "cos", "tan", "polar", "sin_", "cos_")}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class OpFacts:
     """An op; ``base`` is its name without overload."""
 
-    name: str
-    base: str
-    view: bool
-    changes: bool
-    cast: bool
-    checks_constants: bool
-    accumulates: bool
-    product: bool
-    zeroes: bool
-
-
-def facts_of(func: Any) -> OpFacts:
-    name = func.name()
-    base = name.partition(".")[0]
-    return OpFacts(
-        name=name,
-        base=base,
-        view=private.is_aliasing(func),
-        changes=private.is_mutating(func),
-        cast=name == "aten::_to_copy",
-        checks_constants=base in constants.CHECKED,
-        accumulates=base in _ACCUMULATING,
-        product=base in _PRODUCTS,
-        zeroes=name in _ZEROING,
-    )
+    def __init__(self, func: Any) -> None:
+        self.name: str = func.name()
+        self.base = self.name.partition(".")[0]
+        self.view = private.is_aliasing(func)
+        self.changes = private.is_mutating(func)
+        self.cast = self.name == "aten::_to_copy"
+        self.checks_constants = self.base in constants.CHECKED
+        self.accumulates = self.base in _ACCUMULATING
+        self.product = self.base in _PRODUCTS
+        self.zeroes = self.name in _ZEROING
 
 
 def is_of_angle(base: str, out: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks.audit.watching import magnitudes
-from amp_checks.audit.watching.op_facts import OpFacts, facts_of, is_of_angle, tensors_of
+from amp_checks.audit.watching.op_facts import OpFacts, is_of_angle, tensors_of
 from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, Op
@@ -85,7 +85,7 @@ class OpWatch:
         """One op ran."""
         facts = self._facts.get(func)
         if facts is None:
-            facts = self._facts[func] = facts_of(func)
+            facts = self._facts[func] = OpFacts(func)
         if facts.view:
             return
         tensors = tensors_of(args)

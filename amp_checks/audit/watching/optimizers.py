@@ -15,7 +15,7 @@ from amp_checks.audit.watching import manual_scaling
 from amp_checks.audit.watching.events import ManualLossScale, OptimizerStep, SchedulerStep
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.places import called_by_torch, line, user_frame
-from amp_checks.audit.watching.state import RunState
+from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
 from amp_checks.torch_api.dtypes import LOW
 from amp_checks.torch_api.patching import Patches
@@ -48,14 +48,14 @@ class OptimizerWatch:
         """See what the program calls."""
         patches.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)).remove)
-        patches.replace(torch.optim.Optimizer, "__init__", self._made)
-        patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroed)
-        patches.replace(torch.nn.Module, "zero_grad", self._zeroed)
+        patches.replace(torch.optim.Optimizer, "__init__", around(self._made))
+        patches.replace(torch.optim.Optimizer, "zero_grad", around(self._zeroed))
+        patches.replace(torch.nn.Module, "zero_grad", around(self._zeroed))
         schedulers = [lr_scheduler.LRScheduler]
         for cls in schedulers:
             schedulers += [sub for sub in cls.__subclasses__() if sub not in schedulers]
             if "step" in vars(cls):
-                patches.replace(cls, "step", self._scheduled)
+                patches.replace(cls, "step", around(self._scheduled))
 
     def number(self, optimizer: Any) -> int:
         """Which optimizer it is, in the order in which they were made."""
@@ -92,36 +92,27 @@ class OptimizerWatch:
                 if gradient.state is State.SCALED:
                     gradient.state = State.UNSCALED
 
-    def _made(self, original: Any) -> Any:
-        def replacement(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            self.number(optimizer)
+    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self.number(optimizer)
 
-        return replacement
+    def _zeroed(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._state.quiet_ops():
+            result = original(owner, *args, **kwargs)
+        is_module = isinstance(owner, torch.nn.Module)
+        for gradient in self._state.book.of(owner.parameters() if is_module else _parameters(owner)):
+            gradient.reset()
+        return result
 
-    def _zeroed(self, original: Any) -> Any:
-        def replacement(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._state.quiet_ops():
-                result = original(owner, *args, **kwargs)
-            is_module = isinstance(owner, torch.nn.Module)
-            for gradient in self._state.book.of(owner.parameters() if is_module else _parameters(owner)):
-                gradient.reset()
-            return result
-
-        return replacement
-
-    def _scheduled(self, original: Any) -> Any:
-        def replacement(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            by_user = not called_by_torch()
-            result = original(scheduler, *args, **kwargs)
-            if by_user:
-                optimizer = getattr(scheduler, "optimizer", None)
-                number = self.number(optimizer) if optimizer is not None else -1
-                real, skipped = self._since_schedule.pop(number, [0, 0])
-                self._state.emit(SchedulerStep(*self._state.here(), real, skipped))
-            return result
-
-        return replacement
+    def _scheduled(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        by_user = not called_by_torch()
+        result = original(scheduler, *args, **kwargs)
+        if by_user:
+            optimizer = getattr(scheduler, "optimizer", None)
+            number = self.number(optimizer) if optimizer is not None else -1
+            real, skipped = self._since_schedule.pop(number, [0, 0])
+            self._state.emit(SchedulerStep(*self._state.here(), real, skipped))
+        return result
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """An optimizer is about to step, in a scaler or not.

@@ -54,8 +54,8 @@ def user_frame() -> Place | None:
 
 
 def called_by_torch() -> bool:
-    """Whether the caller of the function that asks is torch itself."""
-    return sys._getframe(2).f_code.co_filename.startswith(tuple(torch.__path__))
+    """Whether torch itself has called the function that `around` has replaced by the one that asks."""
+    return sys._getframe(3).f_code.co_filename.startswith(tuple(torch.__path__))
 
 
 def line(place: Place | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from amp_checks.audit.watching.events import CheckpointSaved, FunctionApplied, RegionDisabledItself, RegionEntered
-from amp_checks.audit.watching.state import RunState
+from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
@@ -26,68 +26,53 @@ class RegionWatch:
     def install(self, patches: Patches) -> None:
         """See what the program calls."""
         for name, make in (("__init__", self._made), ("__enter__", self._entered), ("__exit__", self._left)):
-            patches.replace(torch.autocast, name, make)
-        patches.replace(torch.autograd.Function, "apply", self._applied)
-        patches.replace(torch, "save", self._saved)
+            patches.replace(torch.autocast, name, around(make))
+        patches.replace(torch.autograd.Function, "apply", around(self._applied))
+        patches.replace(torch, "save", around(self._saved))
 
-    def _made(self, original: Any) -> Any:
-        def replacement(region: Any, *args: Any, **kwargs: Any) -> None:
-            original(region, *args, **kwargs)
-            asked = kwargs.get("enabled", args[2] if len(args) > 2 else True)
-            device, _, enabled, _ = private.region_settings(region)
-            if asked and not enabled:
-                self._state.emit(RegionDisabledItself(*self._state.here(), device=device))
+    def _made(self, original: Any, region: Any, *args: Any, **kwargs: Any) -> None:
+        original(region, *args, **kwargs)
+        asked = kwargs.get("enabled", args[2] if len(args) > 2 else True)
+        device, _, enabled, _ = private.region_settings(region)
+        if asked and not enabled:
+            self._state.emit(RegionDisabledItself(*self._state.here(), device=device))
 
-        return replacement
+    def _entered(self, original: Any, region: Any) -> Any:
+        result = original(region)
+        state = self._state
+        device, dtype, enabled, _ = private.region_settings(region)
+        in_backward = state.backward_depth > 0
+        entered = RegionEntered(*state.here(), device, dtype, enabled, in_backward, state.function)
+        state.emit(entered)
+        state.regions.append(entered)
+        state.nest_depth += 1
+        return result
 
-    def _entered(self, original: Any) -> Any:
-        def replacement(region: Any) -> Any:
-            result = original(region)
-            state = self._state
-            device, dtype, enabled, _ = private.region_settings(region)
-            in_backward = state.backward_depth > 0
-            entered = RegionEntered(*state.here(), device, dtype, enabled, in_backward, state.function)
-            state.emit(entered)
-            state.regions.append(entered)
-            state.nest_depth += 1
-            return result
+    def _left(self, original: Any, region: Any, *args: Any) -> Any:
+        state = self._state
+        if state.regions:
+            state.regions.pop()
+        state.nest_depth = max(state.nest_depth - 1, 0)
+        if not state.nest_depth:
+            self._uses.leave_nest()
+        return original(region, *args)
 
-        return replacement
+    def _applied(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch."):
+            return original(cls, *args, **kwargs)
+        state, region = self._state, self._state.enabled_region
+        dtype = region.dtype if region is not None else None
+        state.emit(FunctionApplied(*state.here(), cls.__name__, dtype, decorated=_is_decorated(cls)))
+        state.functions.append(cls.__name__)
+        try:
+            return original(cls, *args, **kwargs)
+        finally:
+            state.functions.pop()
 
-    def _left(self, original: Any) -> Any:
-        def replacement(region: Any, *args: Any) -> Any:
-            state = self._state
-            if state.regions:
-                state.regions.pop()
-            state.nest_depth = max(state.nest_depth - 1, 0)
-            if not state.nest_depth:
-                self._uses.leave_nest()
-            return original(region, *args)
-
-        return replacement
-
-    def _applied(self, original: Any) -> Any:
-        def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if cls.__module__.startswith("torch."):
-                return original(cls, *args, **kwargs)
-            state, region = self._state, self._state.enabled_region
-            dtype = region.dtype if region is not None else None
-            state.emit(FunctionApplied(*state.here(), cls.__name__, dtype, decorated=_is_decorated(cls)))
-            state.functions.append(cls.__name__)
-            try:
-                return original(cls, *args, **kwargs)
-            finally:
-                state.functions.pop()
-
-        return replacement
-
-    def _saved(self, original: Any) -> Any:
-        def replacement(what: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer, scaler = (_holds(what, keys) for keys in (_OPTIMIZER_KEYS, _SCALER_KEYS))
-            self._state.emit(CheckpointSaved(*self._state.here(), optimizer, scaler))
-            return original(what, *args, **kwargs)
-
-        return replacement
+    def _saved(self, original: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer, scaler = (_holds(what, keys) for keys in (_OPTIMIZER_KEYS, _SCALER_KEYS))
+        self._state.emit(CheckpointSaved(*self._state.here(), optimizer, scaler))
+        return original(what, *args, **kwargs)
 
 
 def _holds(what: Any, keys: set[str]) -> bool:

@@ -19,6 +19,18 @@ from amp_checks.torch_api import private
 Details = TypeVarTuple("Details")
 
 
+def around(handler: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Makes replacements of functions: ``handler(original, *arguments)``."""
+
+    def make(original: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return handler(original, *args, **kwargs)
+
+        return replacement
+
+    return make
+
+
 class Listener:
     """What a change or a probe does as a run goes on: all listeners are called, each does nothing by default."""
 
