@@ -178,11 +178,7 @@ LINKS = (
         effects=(*_GRADIENTS, *_LATER),
         undo=Undo(gradients=True),
     ),
-    Link(
-        causes=("inner-gradient-scaled",),
-        effects=(*_MEASURED, *_LATER),
-        undo=Undo(inner=True),
-    ),
+    Link(causes=("inner-gradient-scaled",), effects=(*_MEASURED, *_LATER), undo=Undo(inner=True)),
     Link(causes=("inner-gradient-scaled",), effects=("gradients-depend-on-loss-scale",)),
     Link(
         causes=("gradients-depend-on-loss-scale",),
@@ -212,9 +208,7 @@ LINKS = (
     # What overflows after `unscale_` has looked is not seen.
     Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied",)),
     Link(
-        causes=("constant-not-representable",),
-        effects=("loss-not-finite", "gradient-not-finite"),
-        shared=_lost_guard,
+        causes=("constant-not-representable",), effects=("loss-not-finite", "gradient-not-finite"), shared=_lost_guard
     ),
     Link(causes=("constant-not-representable",), effects=("overflow-unseen",), shared=_SAME_OP),
     Link(causes=("constant-not-representable",), effects=("loss-differs",), shared=_lost_where_it_grew),

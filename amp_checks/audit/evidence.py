@@ -25,7 +25,7 @@ from amp_checks.audit.runs.start import check_alike
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.events import Backward
 from amp_checks.audit.watching.trace import Trace
-from amp_checks.core import Backend, NotEmulated, UsageError
+from amp_checks.core import NotEmulated, UsageError
 
 
 class Evidence:
@@ -59,11 +59,6 @@ class Evidence:
 
     def _recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
         return self.runs.recorded(setup.without(self._undo), kind, step)
-
-    @cached_property
-    def backend(self) -> Backend:
-        """Under which it ran."""
-        return self.runs.backend
 
     @cached_property
     def amp(self) -> Trace:

@@ -48,7 +48,7 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
 @rule("op-kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
 def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """Autocast would run the op in float32; outside of a region, or in a disabled one, it takes what it is given."""
-    device = evidence.backend.device_type
+    device = evidence.runs.backend.device_type
     if all(facts.dtype in LOW for facts in evidence.amp.parameters.values()):
         return
     for op in evidence.amp.ops:

@@ -21,10 +21,7 @@ from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
-_LOWER = {
-    torch.float32: (torch.float16, torch.bfloat16),
-    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
-}
+_LOWER = {torch.float32: (torch.float16, torch.bfloat16), torch.float64: (torch.float16, torch.bfloat16, torch.float32)}
 _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}

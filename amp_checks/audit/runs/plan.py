@@ -33,14 +33,6 @@ from amp_checks.torch_api.state import one_thread
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What is recorded of one iteration: the kind of recorder, and which iteration."""
-
-    kind: type[Recorder[Any]]
-    step: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A run of the program.
 
@@ -49,7 +41,7 @@ class Setup:
         follows: the run whose skipped steps it repeats, and whose loss scales where its scalers are on; or None.
         alignment: what it repeats, once that run is known.
         ops, raw: as of `Watch`.
-        probe: what is recorded besides, or None.
+        recorder: what is recorded besides, of the iteration ``recorded_step``; or None.
     """
 
     changes: tuple[Change, ...] = ()
@@ -57,7 +49,8 @@ class Setup:
     alignment: Alignment = FREE
     ops: bool = False
     raw: bool = False
-    probe: Probe | None = None
+    recorder: type[Recorder[Any]] | None = None
+    recorded_step: int = 0
 
     def but(self, *changes: Change, **fields: Any) -> Setup:
         """The same, with further changes and other fields."""
@@ -104,8 +97,8 @@ class Runs:
 
     def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
         """What a recorder of that kind makes of that iteration of the run."""
-        probe = Probe(kind=kind, step=step)
-        result: Result = self._run(dataclasses.replace(setup, ops=False, raw=False, probe=probe))[1]
+        setup = dataclasses.replace(setup, ops=False, raw=False, recorder=kind, recorded_step=step)
+        result: Result = self._run(setup)[1]
         return result
 
     @property
@@ -159,7 +152,7 @@ class Runs:
     def _run_once(self, setup: Setup) -> tuple[Trace, Any]:
         """Build and run the program; what its step raises becomes `Trace.failure`."""
         watch = Watch(ops=setup.ops, raw=setup.raw, alignment=setup.alignment)
-        recorder = setup.probe.kind(watch.state, setup.probe.step) if setup.probe is not None else None
+        recorder = setup.recorder(watch.state, setup.recorded_step) if setup.recorder is not None else None
         with ExitStack() as stack:
             for change in setup.changes:
                 stack.enter_context(change.around(watch))

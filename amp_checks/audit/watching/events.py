@@ -72,14 +72,10 @@ class LossScaled(Event):
 
 
 class Backward(Event):
-    """A loss was differentiated for parameters.
+    """A loss, computed in that dtype and scaled or not, was differentiated, inside an enabled region or not.
 
-    Attributes:
-        scaled: whether a scaler had scaled it.
-        in_region: whether that was inside an enabled autocast region.
-        dtype: that it was computed in.
-        onto_unscaled: the first parameter whose unscaled gradient scaled ones were added to, or None.
-        after_update: the first whose gradient was added to after the scaler was updated, or None.
+    ``onto_unscaled``: the first parameter whose unscaled gradient scaled ones were added to; ``after_update``: the
+    first whose gradient was added to after the scaler was updated; or None.
     """
 
     scaled: bool
@@ -191,12 +187,10 @@ class CheckpointSaved(Event):
 
 
 class OverflowHidden(Event):
-    """Nothing was left of an injected overflow when a scaler looked, or already after backward.
+    """Nothing was left of an injected overflow when a scaler looked, or already ``in_backward``.
 
-    Attributes:
-        hidden_at: the line of user code that last made finite numbers of infinite ones, or None.
-        in_backward: whether nothing was left after backward.
-        zero: whether all the gradients are zero.
+    ``hidden_at``: the line of user code that last made finite numbers of infinite ones, or None; ``zero``: whether all
+    the gradients are zero.
     """
 
     hidden_at: str | None
