@@ -176,7 +176,7 @@ def _checked(case: str, made: object) -> Training:
 
 
 def _counted(case: str, batches: Any) -> Any:
-    """The batches; where nothing tells how many there are, as a list of them."""
+    """The batches; as a list where they have no length."""
     try:
         len(batches)
     except TypeError:

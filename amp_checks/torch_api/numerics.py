@@ -15,6 +15,10 @@ from contextlib import contextmanager
 
 import torch
 
+from amp_checks.torch_api import dtypes
+
+dtype_name = dtypes.dtype_name
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
