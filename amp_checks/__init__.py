@@ -13,7 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Backend": "core",
+    "Backend": "torch_api.backend",
     "CastPolicy": "core",
     "Finding": "core",
     "NotEmulated": "core",

@@ -97,7 +97,7 @@ class Hooks:
 
     def pytest_sessionstart(self) -> None:
         if self.asked:
-            self.session.check_conditions()
+            self.session.start()
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path.name != SUITE.name or file_path.resolve() != SUITE:
@@ -110,17 +110,15 @@ class Hooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if self._session is not None:
             self._session.expect(_names(item.nodeid for item in session.items))
-            self._session.broken_modules = session.testsfailed
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self._session is not None:
+            self._session.failed_collections.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         if self.asked:
             self.session.expect(_names(ids))
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self._session is not None:
-            for name in _names([nodeid]):
-                self._session.begins(name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -139,19 +137,20 @@ class Hooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        # An attribute of a report travels from an xdist worker to the controller as it is.
+        if call.when == "setup" and _names([item.nodeid]):
+            report.amp_family = item.item.case.family  # type: ignore[attr-defined]
         if call.when == "call" and item.stash.get(_RESULTS, []):
-            from amp_checks.report.json_format import result_to_json
+            from amp_checks.report.values import result_to_json
 
-            # An attribute of a report travels from an xdist worker to the controller as it is.
             report.amp_results = [result_to_json(result) for result in item.stash[_RESULTS]]  # type: ignore[attr-defined]
             if _names([item.nodeid]):
                 report.amp_curves = item.curves(item.stash[_RESULTS])  # type: ignore[attr-defined]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        entries = getattr(report, "amp_results", [])
-        if entries or self._session is not None:
-            self.session.add(report, entries, ours=bool(_names([report.nodeid])))
+        if hasattr(report, "amp_results") or self._session is not None:
+            self.session.add(report, item=next(iter(_names([report.nodeid])), None))
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_xdist_auto_num_workers(self) -> int | None:

@@ -20,10 +20,10 @@ from torch import nn
 
 from amp_checks import backends
 from amp_checks.audit.case import AuditCase, Training
-from amp_checks.audit.runs import plan
-from amp_checks.audit.watching import ops, patches
+from amp_checks.audit.runs.plan import AMP, FP32, FP64, Runs
+from amp_checks.audit.watching import ops
 from amp_checks.audit.watching.watch import Watch
-from amp_checks.core import Backend
+from amp_checks.torch_api.backend import Backend
 
 LIMIT = 2.5
 STEPS = 4
@@ -117,9 +117,9 @@ def measure(name: str, backend: Backend, rounds: int) -> tuple[float, float]:
         for _ in range(rounds):
             plain += [timed(lambda: training.step(training.batches[0])) for _ in range(STEPS)]  # type: ignore[misc]
             watch = Watch()
-            with patches.watched(watch):
+            with watch.installed():
                 fresh = case(name).training(backend)
-                watch.know(fresh, whole_loop=False)
+                watch.know(fresh)
 
                 def step(fresh: Training = fresh, watch: Watch = watch) -> None:
                     fresh.step(fresh.batches[0])  # type: ignore[misc]
@@ -150,13 +150,10 @@ def main() -> None:
             )
     backend = backends.backend("cpu-bfloat16")
     for name in MODELS:
-        for label, wide in (("FP32", torch.float32), ("float64", torch.float64)):
-            watch = Watch(ops=False)
-            seconds = timed(
-                lambda name=name, watch=watch, wide=wide: plan.run(  # type: ignore[misc]
-                    case(name), backend, watch, neutral=True, wide=wide
-                )
-            )
+        for label, setup in (("FP32", FP32), ("float64", FP64)):
+            runs = Runs(case(name), backend)
+            runs.trace(AMP)
+            seconds = timed(lambda runs=runs, setup=setup: runs.trace(setup))  # type: ignore[misc]
             print(f"reference {label:8} {name:12} {seconds / STEPS * 1e3:8.1f} ms a step, building included")
 
 

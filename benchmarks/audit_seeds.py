@@ -13,16 +13,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import warnings
-from typing import Any
 
-from amp_checks import backends
-from amp_checks.audit import AuditCase, Report, Severity, audit
-from amp_checks.core import Backend
-from amp_checks.families.audit.mutants import pairs
+from amp_checks.audit import Severity
+from amp_checks.families.audit.mutants import TWO_ERRORS, alarms_in, audited, missed, pairs
 from amp_checks.torch_api.numerics import SALT
-
-TWO_ERRORS = {"log_of_vanished_eps"}
 
 
 def main() -> int:
@@ -31,18 +25,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--only", default="", help="pairs whose name holds this")
     args = parser.parse_args()
-    warnings.simplefilter("ignore")
     chosen = [pair for pair in pairs() if args.only in pair.id]
     found = once = tried = alarms = 0
     for seed in range(args.first, args.first + args.seeds):
         os.environ[SALT] = str(seed)
         for pair in chosen:
             for name in pair.backends:
-                backend = backends.backend(name)
-                faulty, corrected = (_audited(pair, backend, fault=fault) for fault in (True, False))
+                faulty, corrected = (audited(pair, name, fault=fault) for fault in (True, False))
                 told = [one.rule for one in faulty.diagnostics if one.severity is Severity.ERROR]
-                wrong = [one.rule for one in corrected.diagnostics if one.severity is not Severity.NOTE]
-                is_found, is_once = _is_found(pair, faulty), len(told) <= (2 if pair.id in TWO_ERRORS else 1)
+                wrong = alarms_in(corrected)
+                is_found, is_once = not missed(pair, faulty), len(told) <= (2 if pair.id in TWO_ERRORS else 1)
                 tried, found, once, alarms = tried + 1, found + is_found, once + is_once, alarms + bool(wrong)
                 for ok, what in ((is_found, "missed"), (is_once, "told more than once"), (not wrong, "false alarm")):
                     if not ok:
@@ -51,16 +43,6 @@ def main() -> int:
     bound = f" (rate at most {1 - 0.05 ** (1 / tried):.2%})" if tried and not alarms else ""
     print(f"false alarms: {alarms} of {tried} corrected programs{bound}")
     return 0 if found == once == tried and not alarms else 1
-
-
-def _audited(pair: Any, backend: Backend, *, fault: bool) -> Report:
-    return audit(AuditCase(id=pair.id, build=pair.twin(fault=fault)), backend)
-
-
-def _is_found(pair: Any, report: Report) -> bool:
-    named = [one for one in report.diagnostics if one.rule == pair.rule]
-    lines = {int(one.where.rpartition(":")[2]) for one in named if one.where}
-    return bool(named) and (not pair.placed or bool(lines & pair.lines()))
 
 
 if __name__ == "__main__":

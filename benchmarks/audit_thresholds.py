@@ -9,14 +9,13 @@ gradients' relative error, the common factor's distance from 1. The last lines g
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 import warnings
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, measures
-from amp_checks.audit.runs import plan
-from amp_checks.records import fixtures
+from amp_checks.audit.evidence import Evidence
+from amp_checks.audit.runs.plan import Runs
+from amp_checks.families.audit.mutants import pairs
 
 
 def main() -> None:
@@ -24,23 +23,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="pairs whose name holds this")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    folder = fixtures.fixture("audit")
-    sys.path.insert(0, str(folder))
-    for path in sorted(folder.glob("loops_*.py")):
-        importlib.import_module(path.stem)
     healthy: list[tuple[float, float, float, float]] = []
-    for pair in importlib.import_module("audit_pairs").PAIRS:
+    for pair in pairs():
         if args.only not in pair.id:
             continue
         for name in pair.backends:
             for fault in (False, True):
                 case = AuditCase(id=pair.id, build=pair.twin(fault=fault))
-                evidence = plan.gather(case, backends.backend(name))
+                compared = Evidence(Runs(case, backends.backend(name))).compared
                 row = (
-                    max(measures.ratios(evidence).values(), default=0.0),
-                    measures.loss_ratio(evidence) or 0.0,
-                    measures.total_error(evidence),
-                    abs(measures.bias(evidence) or 0.0),
+                    max(measures.ratios(compared).values(), default=0.0),
+                    measures.loss_ratio(compared) or 0.0,
+                    measures.total_error(compared),
+                    abs(measures.bias(compared) or 0.0),
                 )
                 if not fault:
                     healthy.append(row)

@@ -25,10 +25,10 @@ from torch.nn import functional
 
 from amp_checks import backends
 from amp_checks.backends.observe import observe
-from amp_checks.core import Backend
 from amp_checks.reference import digits, language, loop
 from amp_checks.reference.loop import Learner, Precision, Turn, Validation
 from amp_checks.reference.memory import bytes_for_backward
+from amp_checks.torch_api.backend import Backend
 
 DEFAULT = ("cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 ROUNDS = 5

@@ -19,11 +19,12 @@ import matplotlib as mpl
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend, Raised
+from amp_checks.core import Raised
 from amp_checks.families.convergence.cases import CASES, ConvergenceCase
 from amp_checks.families.convergence.checks import survival
 from amp_checks.reference import loop
 from amp_checks.reference.loop import Trajectory
+from amp_checks.torch_api.backend import Backend
 
 mpl.use("agg")
 from matplotlib import pyplot as plt

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from amp_checks import backends, families
-from amp_checks.core import Backend, Status
+from amp_checks.core import Status
 from amp_checks.families.convergence import checks
 from amp_checks.families.convergence.cases import CASES, ConvergenceCase
 from amp_checks.families.convergence.mutants.controls import CONTROLS, Control
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 

@@ -13,13 +13,14 @@ import sys
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import CastPolicy
 from amp_checks.families.ops import error
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.families.ops.trial import Trial, outcome
 from amp_checks.records import cast_policy
 from amp_checks.suite import collect
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 

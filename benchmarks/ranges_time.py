@@ -16,12 +16,12 @@ import warnings
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend
 from amp_checks.families.ranges import checks
 from amp_checks.families.ranges import probe as ranges
 from amp_checks.families.ranges.cases import CASES
 from amp_checks.families.ranges.inputs import DIRECTIONS, SAFE, RangeCase
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 Figure = tuple[float, str]
 

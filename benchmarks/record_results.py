@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from amp_checks.report import json_format, recorded
+from amp_checks.report import reading, recorded
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "results"
 
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    path = recorded.write(FOLDER, json_format.read(options.file))
+    path = recorded.write(FOLDER, reading.read(options.file))
     print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
     return 0
 

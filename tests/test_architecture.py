@@ -11,10 +11,11 @@ import pytest
 
 import amp_checks
 from amp_checks import backends
-from amp_checks.core import Backend, Finding, Status, exact
+from amp_checks.core import Finding, Status, exact
 from amp_checks.families import FAMILIES, Family, collect
 from amp_checks.suite.measure import recording
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(amp_checks.__file__).parent

@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from amp_checks.audit.finding import Diagnostic, Severity
     from amp_checks.audit.report import Report, audit
 
-__all__ = [
-    "AuditCase",
-    "Diagnostic",
-    "Report",
-    "Severity",
-    "Training",
-    "audit",
-    "load",
-]
+__all__ = ["AuditCase", "Diagnostic", "Report", "Severity", "Training", "audit", "load"]
 
 _HOMES = {
     "AuditCase": "case",

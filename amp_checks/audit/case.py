@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from amp_checks.core import Backend, NotEmulated, UsageError, first_line
+from amp_checks.core import NotEmulated, UsageError, first_line
+from amp_checks.torch_api.backend import Backend
 
 Builder = Callable[..., Any]
 MOST_BATCHES = 1000
@@ -175,7 +176,7 @@ def _checked(case: str, made: object) -> Training:
 
 
 def _counted(case: str, batches: Any) -> Any:
-    """The batches; where nothing tells how many there are, as a list of them."""
+    """The batches; as a list where they have no length."""
     try:
         len(batches)
     except TypeError:

@@ -1,8 +1,9 @@
-"""Which finding follows from which: one fault has many effects, and a remedy for an effect mends nothing.
+"""Which finding follows from which: one fault has many effects, and a remedy for an effect repairs nothing.
 
-`LINKS` is the one place to say that a rule's finding explains another's. A link holds where the evidence says so: what
-both share (a line, an op, an iteration, parameters), or a run in which the cause alone is undone (`Mend`) and the
-effect is gone. What is still there in that run is a fault of its own, however many others there are.
+`LINKS` is the one place to say that a rule's finding explains another's, by one of two relations. *Undone*: the effect
+is gone in a run in which the cause alone is undone, which proves it; what is still there in that run is a fault of its
+own, however many others there are. *Co-located*: both share a line, an op, an iteration or a function, or the evidence
+says that one is what the other was made of.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from amp_checks.audit import measures
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Diagnostic, Severity
+from amp_checks.audit.measures import Compared
 from amp_checks.audit.rules import RULES, judge
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.runs.undo import Mend
-from amp_checks.audit.watching.trace import Kind, Trace
+from amp_checks.audit.runs.undo import Undo
+from amp_checks.audit.watching.events import ScalerStep
+from amp_checks.audit.watching.trace import Trace
 
-Shared = Callable[[Evidence, Diagnostic, Diagnostic], bool]
-Without = Callable[[Mend], Evidence | None]
+Relation = Callable[[Evidence, Diagnostic, Diagnostic], bool]
+"""Whether the evidence says that a cause and an effect belong together."""
 
 _AS_LARGE = 8.0
 """Times the loss's own error (both in eps) that of gradients may be, to follow from it: 1.2 to 3.7 on the pairs."""
@@ -31,29 +34,31 @@ class Link:
 
     Attributes:
         causes, effects: ids of rules.
+        undo: what undoes the cause: where the effect is gone then, it follows. None: ``shared`` decides.
         shared: what the evidence must say of a finding of each.
-        mend: what undoes the cause; its boost is worked out from the headroom. None: ``shared`` decides alone.
     """
 
     causes: tuple[str, ...]
     effects: tuple[str, ...]
-    shared: Shared = lambda evidence, cause, effect: True  # noqa: ARG005 - the signature of the others
-    mend: Mend | None = None
+    undo: Undo | None = None
+    shared: Relation = lambda evidence, cause, effect: True  # noqa: ARG005 - the signature of the others
 
 
-def _same_step(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del evidence
-    return cause.step == effect.step
+def _same(*fields: str) -> Relation:
+    """Both have the same values there, and the first is known."""
+
+    def shared(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+        del evidence
+        return getattr(cause, fields[0]) is not None and all(getattr(cause, f) == getattr(effect, f) for f in fields)
+
+    return shared
 
 
-def _same_op(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del evidence
-    return cause.op is not None and (cause.op, cause.where) == (effect.op, effect.where)
+_SAME_OP, _SAME_LINE = _same("op", "where"), _same("where")
 
 
-def _same_function(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del evidence
-    return cause.op == effect.op
+def _same_line_as_fault(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    return _SAME_LINE(evidence, cause, effect) and cause.severity is not Severity.NOTE
 
 
 def _is_what_was_raised(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
@@ -61,44 +66,36 @@ def _is_what_was_raised(evidence: Evidence, cause: Diagnostic, effect: Diagnosti
     return failure is not None and type(failure.error).__name__ in effect.message and cause.message != effect.message
 
 
-def _meets_a_parameter(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del cause, effect
+def _met_a_parameter(evidence: Evidence, *_: Diagnostic) -> bool:
     failure = evidence.amp.failure
     return failure is not None and any("float16" in text and ": parameter " in text for text in failure.inputs)
 
 
-def _all_were_bypassed(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del cause, effect
-    rehearsal = evidence.rehearsal
-    assert rehearsal is not None
-    return {name for name, facts in rehearsal.parameters.items() if not facts.finite} <= rehearsal.bypassed
+def _all_were_bypassed(evidence: Evidence, *_: Diagnostic) -> bool:
+    trace = evidence.overflow
+    assert trace is not None
+    return {name for name, facts in trace.parameters.items() if not facts.finite} <= trace.bypassed
 
 
 def _skipped_with_it(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """Every skipped step is one whose loss was not finite, or all were skipped alike from the cause on."""
     del effect
-    trace = evidence.amp
-    skipped = [event for event in trace.of(Kind.SCALER_STEP) if event.data["skipped"]]
+    skipped = [event.step for event in evidence.amp.skipped_steps]
     if cause.rule == "gradient-not-finite":
-        steps = sum(1 for _ in trace.of(Kind.SCALER_STEP))
-        return len(skipped) == steps and cause.step == skipped[0].step
-    bad = {step for step, loss in trace.losses if not math.isfinite(loss)}
-    return {event.step for event in skipped} <= bad
+        return len(skipped) == len(evidence.amp.of(ScalerStep)) and cause.step == skipped[0]
+    return set(skipped) <= {step for step, loss in evidence.amp.losses if not math.isfinite(loss)}
 
 
-def _unguarded(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del cause, effect
+def _unguarded(evidence: Evidence, *_: Diagnostic) -> bool:
     return not evidence.amp.scaled
 
 
 def _lost_guard(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """The constant became what the op at its line broke on: 0 under a log or a division, infinity in itself."""
-    if cause.where is None or cause.where != effect.where:
+    source = evidence.sources.first() if evidence.sources is not None else None
+    if source is None or source.where != cause.where or not _SAME_LINE(evidence, cause, effect):
         return False
-    found = evidence.origins.first() if evidence.origins is not None else None
-    if found is None or found.where != cause.where:
-        return False
-    return found.least == 0.0 if " is 0 in " in cause.message else found.op == cause.op
+    return source.least == 0.0 if " is 0 in " in cause.message else source.op == cause.op
 
 
 def _lost_where_it_grew(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
@@ -109,33 +106,35 @@ def _lost_where_it_grew(evidence: Evidence, cause: Diagnostic, effect: Diagnosti
 
 def _of_the_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """Both are placed on the one op that rounds too early, and the gradients are about as wrong as the loss."""
-    loss = measures.loss_ratio(evidence)
-    worst = max(measures.ratios(evidence).values(), default=0.0)
-    placed = cause.where is not None and cause.where == effect.where and cause.op == effect.op
+    loss = measures.loss_ratio(evidence.compared)
+    worst = max(measures.ratios(evidence.compared).values(), default=0.0)
+    placed = _same("where", "op")(evidence, cause, effect)
     return placed and loss is not None and worst < _AS_LARGE * loss
 
 
 def _of_a_wrong_loss(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """The loss is placed, and another one; each step uses what backward gave, and that is not much worse."""
-    losses = measures.first_losses(evidence)
+    losses = measures.first_losses(evidence.compared)
     if cause.where is None or losses is None or not _as_backward_gave_them(evidence, cause, effect):
         return False
     error = abs(losses.amp / losses.exact - 1.0)
-    return error > measures.UNPLACED_ERROR and measures.total_error(evidence) < _AS_LARGE * error
+    return error > measures.UNPLACED_ERROR and measures.total_error(evidence.compared) < _AS_LARGE * error
 
 
-def _as_backward_gave_them(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+def _as_backward_gave_them(evidence: Evidence, *_: Diagnostic) -> bool:
     """What is wrong with the gradients came about in forward and backward, where the cause is."""
-    del cause, effect
-    return all(map(_uses_what_it_was_given, (evidence.amp, evidence.fp32)))
+    return all(
+        name in trace.raw_gradients and measures.relative(used, trace.raw_gradients[name]) < 1e-3
+        for trace in (evidence.amp, evidence.fp32)
+        for name, used in trace.gradients.items()
+    )
 
 
-def _uses_what_it_was_given(trace: Trace) -> bool:
-    given = trace.given
-    return all(name in given and measures.relative(used, given[name]) < 1e-3 for name, used in trace.gradients.items())
+def _by_one_factor(evidence: Evidence, *_: Diagnostic) -> bool:
+    return measures.is_one_factor(evidence.compared)
 
 
-def _with_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+def _gone_at_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """Against a reference that depends on the loss scale as well, nothing is left of it."""
     del cause
     return not judge(_referred_to_scaled(evidence), rules=[RULES[effect.rule]])
@@ -143,8 +142,9 @@ def _with_that_scale(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) 
 
 def _referred_to_scaled(evidence: Evidence) -> Evidence:
     """The evidence, with a reference that depends on the loss scale as the program does; what is off it stays so."""
-    scaled, exact = evidence.scaled, measures.reference(evidence).gradients
+    scaled, runs = evidence.scaled, evidence.compared
     assert scaled is not None
+    exact = runs.exact.gradients
 
     def moved(trace: Trace) -> Trace:
         gradients = {
@@ -154,22 +154,9 @@ def _referred_to_scaled(evidence: Evidence) -> Evidence:
         }
         return dataclasses.replace(trace, gradients=gradients)
 
-    shaken = tuple(map(moved, evidence.shaken))
-    return dataclasses.replace(evidence, fp32=moved(evidence.fp32), fp64=scaled, shaken=shaken)
-
-
-def _same_line(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del evidence
-    return cause.where is not None and cause.where == effect.where
-
-
-def _same_line_as_fault(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    return _same_line(evidence, cause, effect) and cause.severity is not Severity.NOTE
-
-
-def _by_one_factor(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    del cause, effect
-    return measures.is_one_factor(evidence)
+    perturbed = tuple(map(moved, runs.perturbed))
+    compared = Compared(amp=runs.amp, fp32=moved(runs.fp32), exact=scaled, perturbed=perturbed)
+    return evidence.but(compared=compared, amplified=evidence.amplified)
 
 
 _GRADIENTS = ("gradients-differ", "gradients-off-scale")
@@ -189,85 +176,77 @@ LINKS = (
             "scaler-updated-mid-accumulation",
         ),
         effects=(*_GRADIENTS, *_LATER),
-        mend=Mend(gradients=True),
+        undo=Undo(gradients=True),
     ),
-    Link(
-        causes=("inner-gradient-scaled",),
-        effects=(*_MEASURED, *_LATER),
-        mend=Mend(inner=True),
-    ),
+    Link(causes=("inner-gradient-scaled",), effects=(*_MEASURED, *_LATER), undo=Undo(inner=True)),
     Link(causes=("inner-gradient-scaled",), effects=("gradients-depend-on-loss-scale",)),
     Link(
         causes=("gradients-depend-on-loss-scale",),
         effects=(*_GRADIENTS, "gradients-underflow"),
-        shared=_with_that_scale,
+        shared=_gone_at_that_scale,
     ),
     Link(
         causes=("gradients-depend-on-loss-scale", "scaled-gradients-modified"),
         effects=("overflow-hidden",),
         shared=_same_line_as_fault,
     ),
-    Link(causes=("overflow-hidden",), effects=("scaled-gradients-modified",), shared=_same_line),
+    Link(causes=("overflow-hidden",), effects=("scaled-gradients-modified",), shared=_SAME_LINE),
     Link(
         causes=("loss-scaling-missing", "gradients-underflow"),
         effects=("gradients-underflow", *_GRADIENTS),
-        mend=Mend(boost=math.inf),
+        undo=Undo(boost=math.inf),
     ),
-    Link(causes=("gradients-unscaled-twice",), effects=("gradients-unscaled-mid-accumulation",), shared=_same_step),
+    Link(causes=("gradients-unscaled-twice",), effects=("gradients-unscaled-mid-accumulation",), shared=_same("step")),
     Link(causes=("loss-not-scaled",), effects=("loss-not-scaled",), shared=_is_what_was_raised),
     Link(causes=("weights-in-16-bits",), effects=("weights-in-16-bits",), shared=_is_what_was_raised),
     Link(
         causes=("scaler-bypassed", "scaler-updated-mid-accumulation"),
         effects=("scaler-update-without-step",),
-        shared=_same_step,
+        shared=_same("step"),
     ),
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
     # What overflows after `unscale_` has looked is not seen.
     Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied",)),
     Link(
-        causes=("constant-not-representable",),
-        effects=("loss-not-finite", "gradient-not-finite"),
-        shared=_lost_guard,
+        causes=("constant-not-representable",), effects=("loss-not-finite", "gradient-not-finite"), shared=_lost_guard
     ),
-    Link(causes=("constant-not-representable",), effects=("overflow-unseen",), shared=_same_op),
+    Link(causes=("constant-not-representable",), effects=("overflow-unseen",), shared=_SAME_OP),
     Link(causes=("constant-not-representable",), effects=("loss-differs",), shared=_lost_where_it_grew),
-    Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_same_op),
+    Link(causes=("angle-in-16-bits",), effects=("loss-differs", "gradients-differ"), shared=_SAME_OP),
     Link(causes=("angle-in-16-bits",), effects=("gradients-off-scale",), shared=_as_backward_gave_them),
     Link(causes=("loss-differs",), effects=_GRADIENTS, shared=_of_the_loss),
     Link(causes=("loss-differs",), effects=("gradients-off-scale",), shared=_of_a_wrong_loss),
     Link(causes=("gradients-off-scale",), effects=("gradients-differ",), shared=_by_one_factor),
-    Link(causes=("loss-differs",), effects=("overflow-unseen",), shared=_same_op),
+    Link(causes=("loss-differs",), effects=("overflow-unseen",), shared=_SAME_OP),
     Link(causes=_NOT_FINITE, effects=_SKIPS, shared=_skipped_with_it),
     Link(causes=_NOT_FINITE, effects=("weights-not-finite",), shared=_unguarded),
-    Link(causes=_NOT_FINITE, effects=("buffer-not-finite",), shared=_same_op),
-    Link(causes=("weights-in-16-bits",), effects=("dtypes-mixed",), shared=_meets_a_parameter),
-    Link(causes=("recomputation-in-other-dtype",), effects=("function-not-decorated",), shared=_same_function),
+    Link(causes=_NOT_FINITE, effects=("buffer-not-finite",), shared=_SAME_OP),
+    Link(causes=("weights-in-16-bits",), effects=("dtypes-mixed",), shared=_met_a_parameter),
+    Link(causes=("recomputation-in-other-dtype",), effects=("function-not-decorated",), shared=_same("op")),
 )
 
 
-def explain(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -> list[Diagnostic]:
+def explain(found: Sequence[Diagnostic], evidence: Evidence) -> list[Diagnostic]:
     """The findings, effects below their causes: as notes that name the rule of the cause and have no remedy.
 
-    A cause is as severe as the worst of its effects. ``without`` gives the evidence of a run in which a fault is
-    undone.
+    A cause is as severe as the worst of its effects.
     """
-    found = [*found, *_hidden(found, evidence, without)]
+    found = [*found, *_hidden(found, evidence)]
     parents: dict[int, int] = {}
     for link in LINKS:
-        for place in range(len(found)):
-            if place in parents or found[place].rule not in link.effects:
+        for place, effect in enumerate(found):
+            if place in parents or effect.rule not in link.effects:
                 continue
             for other, cause in enumerate(found):
                 if cause.rule not in link.causes or place in _chain(other, parents):
                     continue
-                if not link.shared(evidence, cause, found[place]):
+                if not link.shared(evidence, cause, effect):
                     continue
-                effect = None if link.mend is None else _left(found[place], link.mend, without)
-                if effect is not None:
-                    found[place] = effect
-                    break
-                parents[place] = other
-                found[place] = found[place] if link.mend is None else _unplaced(found[place], evidence)
+                left = _left(effect, link.undo, evidence) if link.undo is not None else None
+                if left is None:
+                    parents[place] = other
+                    left = effect if link.undo is None else _unplaced(effect, evidence)
+                found[place] = left
                 break
     for place in list(parents):
         if any(_accepted_for_less(found[one], found[place]) for one in _chain(place, parents)):
@@ -275,17 +254,17 @@ def explain(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -
     return _in_order(found, parents)
 
 
-def _hidden(found: Sequence[Diagnostic], evidence: Evidence, without: Without) -> Iterator[Diagnostic]:
+def _hidden(found: Sequence[Diagnostic], evidence: Evidence) -> Iterator[Diagnostic]:
     """What is measured only once a fault is undone: one too small and one too large may look right together."""
     rules = {one.rule for one in found}
     if "gradients-depend-on-loss-scale" in rules:
         yield from judge(_referred_to_scaled(evidence), rules=[RULES[rule] for rule in _GRADIENTS if rule not in rules])
     for link in LINKS:
-        if link.mend is None or link.mend.boost != 1.0 or not rules & set(link.causes):
+        if link.undo is None or link.undo.boost != 1.0 or not rules & set(link.causes):
             continue
-        mended = without(link.mend)
+        undone = evidence.without(link.undo)
         missing = [RULES[rule] for rule in _MEASURED if rule not in rules]
-        yield from judge(mended, rules=missing) if mended is not None else ()
+        yield from judge(undone, rules=missing) if undone is not None else ()
 
 
 def _chain(place: int, parents: dict[int, int]) -> list[int]:
@@ -300,21 +279,21 @@ def _accepted_for_less(cause: Diagnostic, effect: Diagnostic) -> bool:
     return cause.ignored is not None and cause.severity.rank > effect.severity.rank
 
 
-def _left(effect: Diagnostic, mend: Mend, without: Without) -> Diagnostic | None:
+def _left(effect: Diagnostic, undo: Undo, evidence: Evidence) -> Diagnostic | None:
     """What of a finding is still there when a fault is undone; None where it is gone."""
-    mended = without(mend)
-    if mended is None:
-        return effect
-    left = judge(mended, rules=[RULES[effect.rule]])
-    if not left:
-        return None
-    return left[0] if effect.rule in _MEASURED else effect
+    undone = evidence.without(undo)
+    return effect if undone is None else _again(effect, undone)
 
 
 def _unplaced(effect: Diagnostic, evidence: Evidence) -> Diagnostic:
     """The finding without an op that no longer stands out once its cause is undone."""
-    again = judge(dataclasses.replace(evidence, amplified=None), rules=[RULES[effect.rule]])
-    return again[0] if again and effect.rule in _MEASURED else effect
+    return _again(effect, evidence.but(amplified=None)) or effect
+
+
+def _again(one: Diagnostic, evidence: Evidence) -> Diagnostic | None:
+    """The finding as other evidence gives it, if that measures what it is about; None where it is not there."""
+    found = judge(evidence, rules=[RULES[one.rule]])
+    return (found[0] if one.rule in _MEASURED else one) if found else None
 
 
 def _in_order(found: list[Diagnostic], parents: dict[int, int]) -> list[Diagnostic]:

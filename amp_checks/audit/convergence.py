@@ -8,10 +8,9 @@ import statistics
 
 from amp_checks.audit.case import AuditCase
 from amp_checks.audit.finding import Diagnostic, Severity
-from amp_checks.audit.runs.plan import run
-from amp_checks.audit.watching.watch import Watch
-from amp_checks.core import Backend
+from amp_checks.audit.runs.plan import NEUTRAL, Runs, Setup
 from amp_checks.reference import parity
+from amp_checks.torch_api.backend import Backend
 
 RULE = "training-differs"
 
@@ -20,13 +19,11 @@ def compare_seeds(case: AuditCase, backend: Backend) -> list[Diagnostic]:
     """Train ``case.seeds`` times in each precision; a diagnostic where the mean losses are not equivalent."""
     results: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(case.seeds):
+        runs = Runs(dataclasses.replace(case, id=f"{case.id}#{seed}"), backend)
         for neutral, losses in results.items():
-            watch = Watch(ops=False)
-            with backend.activate():
-                run(dataclasses.replace(case, id=f"{case.id}#{seed}"), backend, watch, neutral=neutral)
-            of_run = [loss for _, loss in watch.trace.losses]
-            complete = of_run and watch.trace.failure is None
-            losses.append(statistics.fmean(of_run) if complete else math.nan)
+            trace = runs.trace(Setup(changes=NEUTRAL.changes if neutral else ()))
+            of_run = [loss for _, loss in trace.losses]
+            losses.append(statistics.fmean(of_run) if of_run and trace.failure is None else math.nan)
     found = parity.compare(fp32=results[True], amp=results[False])
     if found.verdict is parity.Verdict.EQUIVALENT:
         return []

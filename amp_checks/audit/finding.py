@@ -48,7 +48,7 @@ class Diagnostic:
 
     Attributes:
         ignored: the reason of the ignore list, or None.
-        follows_from: rule of the finding above that explains this one, which then has no remedy of its own; or None.
+        follows_from: rule of the finding above that explains this one, which then has no remedy; or None.
     """
 
     rule: str

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
+from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api.numerics import Threshold
-
-if TYPE_CHECKING:
-    from amp_checks.audit.runs.plan import Evidence
-    from amp_checks.audit.watching.trace import Trace
 
 GRADIENT_ERROR = Threshold(
     value=24.0,
@@ -36,17 +32,35 @@ SCALE_BIAS = Threshold(
     measured="benchmarks/audit_thresholds.py",
 )
 
-_SHAKEN = 3.0
+_PERTURBED = 3.0
 """Times the root mean square of what rounding the parameters does that is one unit of error: eps of a sum of many terms
 has the root mean square eps / sqrt(12)."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The runs whose first loss and gradients are compared.
+
+    Attributes:
+        amp, fp32: the program as it is, and in float32.
+        exact: in float64, or where that does not run the float32 one.
+        perturbed: as ``exact``, with parameters moved by rounding errors; empty where errors are as they should be.
+    """
+
+    amp: Trace
+    fp32: Trace
+    exact: Trace
+    perturbed: tuple[Trace, ...] = ()
+
+    def with_gradients(self, gradients: dict[str, torch.Tensor]) -> Compared:
+        """The same, had AMP given these gradients."""
+        return dataclasses.replace(self, amp=dataclasses.replace(self.amp, gradients=gradients))
+
+
 def low_dtype(trace: Trace) -> torch.dtype | None:
     """The 16-bit dtype of a program; bfloat16 where it uses both; None where it uses none."""
-    found = {dtype for op in trace.ops if not op.backward for dtype in op.outputs if dtype.itemsize == 2}
-    if not found:
-        return None
-    return torch.bfloat16 if torch.bfloat16 in found else torch.float16
+    found = trace.low_dtypes()
+    return torch.bfloat16 if torch.bfloat16 in found else next(iter(found), None)
 
 
 _DRAWING = {f"aten::{name}" for name in ("rand_like", "randn_like", "normal_", "uniform_", "exponential_", "bernoulli")}
@@ -59,11 +73,6 @@ def draws_in_16_bits(trace: Trace) -> bool:
     )
 
 
-def reference(evidence: Evidence) -> Trace:
-    """The float64 run, or where there is none the float32 one."""
-    return evidence.fp64 if evidence.fp64 is not None else evidence.fp32
-
-
 def relative(actual: torch.Tensor, reference: torch.Tensor) -> float:
     """``|actual - reference| / |reference|`` (Euclidean); 0 where both are zero."""
     size = reference.norm().item()
@@ -71,41 +80,41 @@ def relative(actual: torch.Tensor, reference: torch.Tensor) -> float:
     return error / size if size else (0.0 if error == 0.0 else math.inf)
 
 
-def ratios(evidence: Evidence) -> dict[str, float]:
+def ratios(runs: Compared) -> dict[str, float]:
     """Error of each parameter's first gradient in the unit of `GRADIENT_ERROR`."""
-    low = low_dtype(evidence.amp)
-    exact = reference(evidence)
+    low = low_dtype(runs.amp)
+    exact = runs.exact
     found: dict[str, float] = {}
-    if low is None or evidence.amp.failure is not None or draws_in_16_bits(evidence.amp):
+    if low is None or runs.amp.failure is not None or draws_in_16_bits(runs.amp):
         return found
     largest = max((value.norm().item() for value in exact.gradients.values()), default=0.0)
-    for name, actual in evidence.amp.gradients.items():
+    for name, actual in runs.amp.gradients.items():
         expected = exact.gradients.get(name)
-        full = evidence.fp32.gradients.get(name)
+        full = runs.fp32.gradients.get(name)
         if expected is None or full is None or expected.shape != actual.shape:
             continue
         # A gradient that is zero in exact arithmetic (a bias before a normalisation) is all rounding error.
         if not expected.norm().item() > 1e-6 * largest:
             continue
-        moved = [relative(trace.gradients.get(name, expected), expected) for trace in evidence.shaken]
-        unit = max(torch.finfo(low).eps, relative(full, expected), _SHAKEN * _size(moved))
+        moved = [relative(trace.gradients.get(name, expected), expected) for trace in runs.perturbed]
+        unit = max(torch.finfo(low).eps, relative(full, expected), _PERTURBED * _size(moved))
         found[name] = relative(actual, expected) / unit
     return found
 
 
-def bias(evidence: Evidence) -> float | None:
+def bias(runs: Compared) -> float | None:
     """Relative size of AMP's gradients along the reference's, less 1; None where there is nothing to compare.
 
     A wrong factor is common to all gradients and leaves their direction: elsewhere there is none, and this is 0.0.
     """
-    exact = reference(evidence).gradients
+    exact = runs.exact.gradients
     pairs = [
         (actual, exact[name])
-        for name, actual in evidence.amp.gradients.items()
+        for name, actual in runs.amp.gradients.items()
         if name in exact and exact[name].shape == actual.shape
     ]
     size = sum((expected * expected).sum().item() for _, expected in pairs)
-    if not pairs or not size or low_dtype(evidence.amp) is None or draws_in_16_bits(evidence.amp):
+    if not pairs or not size or low_dtype(runs.amp) is None or draws_in_16_bits(runs.amp):
         return None
     factor = sum((actual * expected).sum().item() for actual, expected in pairs) / size
     length = sum((actual * actual).sum().item() for actual, _ in pairs)
@@ -114,34 +123,33 @@ def bias(evidence: Evidence) -> float | None:
     return factor - 1.0 if same_direction and abs(factor - 1.0) > math.sqrt(max(rest, 0.0) / size) else 0.0
 
 
-def scale_bias(evidence: Evidence) -> float:
+def scale_bias(runs: Compared) -> float:
     """From which factor on, less 1, gradients are off: `SCALE_BIAS`, or what rounding the parameters explains."""
-    traces = (dataclasses.replace(evidence.amp, gradients=trace.gradients) for trace in evidence.shaken)
-    moved = [bias(dataclasses.replace(evidence, amp=trace)) or 0.0 for trace in traces]
-    return max(SCALE_BIAS.value, 2.0 * _SHAKEN * _size(moved))
+    moved = [bias(runs.with_gradients(trace.gradients)) or 0.0 for trace in runs.perturbed]
+    return max(SCALE_BIAS.value, 2.0 * _PERTURBED * _size(moved))
 
 
 WRONG_SIZE = 8.0
 """Times that gradients may be too large or too small before it is no rounding, wherever they point."""
 
 
-def wrong_size(evidence: Evidence) -> float | None:
+def wrong_size(runs: Compared) -> float | None:
     """By what factor AMP's gradients are longer than the reference's, where that is far from 1 for most of them alike.
 
     A second fault may turn gradients so far that no factor is common to them; their lengths still have one. Elements
     that are zero under AMP do not count: what is flushed is another finding.
     """
     lengths = []
-    for name, actual in evidence.amp.gradients.items():
-        traces = (reference(evidence), evidence.fp32)
+    for name, actual in runs.amp.gradients.items():
+        traces = (runs.exact, runs.fp32)
         others = [trace.gradients[name] for trace in traces if name in trace.gradients]
         if len(others) == 2 and all(other.shape == actual.shape for other in others):
             lengths.append([value[actual != 0].norm().item() for value in (actual, *others)])
     used, exact, full = (math.hypot(*column) for column in zip(*lengths, strict=True)) if lengths else (0.0, 0.0, 0.0)
-    if not used or not exact or draws_in_16_bits(evidence.amp) or not 0.5 < full / exact < 2.0:
+    if not used or not exact or draws_in_16_bits(runs.amp) or not 0.5 < full / exact < 2.0:
         return None
     factor = used / exact
-    if abs(factor - 1.0) < 2.0 * _SHAKEN * shaken_error(evidence):
+    if abs(factor - 1.0) < 2.0 * _PERTURBED * perturbed_error(runs):
         return None  # the gradient is so small that rounding the parameters makes another of it
     alike = [0.25 < own / (other * factor) < 4.0 for own, other, _ in lengths if other > 1e-6 * exact]
     far = not 1.0 / WRONG_SIZE < factor < WRONG_SIZE
@@ -153,14 +161,14 @@ DEPENDENCE = 1e-3
 makes 1e-13 of it, an eps in a denominator 1e-6, a bound or a term meant for unscaled gradients 0.01 to 1."""
 
 
-def worst_dependence(evidence: Evidence) -> tuple[str, float] | None:
+def worst_dependence(runs: Compared, with_scaler: Trace | None) -> tuple[str, float] | None:
     """The parameter whose gradient, as backward gave it, depends most on the loss scale, and how much; or None.
 
     What is done to gradients between backward and step is not in it. A gradient that is zero in exact arithmetic (a
     bias before a normalisation) is all rounding error, which need not be small: a hook may have normalised it.
     """
-    plain, full = reference(evidence).given, evidence.fp32.given
-    scaled = evidence.scaled.given if evidence.scaled is not None else {}
+    plain, full = runs.exact.raw_gradients, runs.fp32.raw_gradients
+    scaled = with_scaler.raw_gradients if with_scaler is not None else {}
     least = 1e-6 * max((value.norm().item() for value in plain.values()), default=0.0)
     pairs = [
         (name, relative(value, plain[name]))
@@ -174,12 +182,12 @@ def worst_dependence(evidence: Evidence) -> tuple[str, float] | None:
     return (name, error) if error > DEPENDENCE else None
 
 
-def is_one_factor(evidence: Evidence) -> bool:
+def is_one_factor(runs: Compared) -> bool:
     """Whether the gradients are right but for a factor that they share."""
-    factor = 1.0 + (bias(evidence) or 0.0)
-    gradients = {name: value / factor for name, value in evidence.amp.gradients.items()} if factor else {}
-    shared = dataclasses.replace(evidence, amp=dataclasses.replace(evidence.amp, gradients=gradients))
-    return bool(gradients) and all(ratio < GRADIENT_ERROR.value for ratio in ratios(shared).values())
+    factor = 1.0 + (bias(runs) or 0.0)
+    gradients = {name: value / factor for name, value in runs.amp.gradients.items()} if factor else {}
+    errors = ratios(runs.with_gradients(gradients)).values()
+    return bool(gradients) and all(ratio < GRADIENT_ERROR.value for ratio in errors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,26 +196,26 @@ class Losses:
 
     Attributes:
         amp, exact, fp32: its value under AMP, in the reference, in FP32.
-        shaken: how far rounding the parameters moves it (root mean square); 0.0 where that was not tried.
+        perturbed: how far rounding the parameters moves it (root mean square); 0.0 where that was not tried.
     """
 
     amp: float
     exact: float
     fp32: float
-    shaken: float
+    perturbed: float
 
 
-def first_losses(evidence: Evidence) -> Losses | None:
+def first_losses(runs: Compared) -> Losses | None:
     """The first loss in the three runs that are compared; None where there is nothing to compare."""
-    exact = reference(evidence)
-    if draws_in_16_bits(evidence.amp):
+    exact = runs.exact
+    if draws_in_16_bits(runs.amp):
         return None
-    unmoved = max(evidence.amp.first_real.values(), default=0)
-    for place, (step, amp) in enumerate(evidence.amp.losses):
-        others = [trace.losses[place][1] for trace in (exact, evidence.fp32) if place < len(trace.losses)]
+    unmoved = max(runs.amp.first_real.values(), default=0)
+    for place, (step, amp) in enumerate(runs.amp.losses):
+        others = [trace.losses[place][1] for trace in (exact, runs.fp32) if place < len(trace.losses)]
         if step <= unmoved and len(others) == 2 and all(map(math.isfinite, (amp, *others))):
-            moved = [trace.losses[place][1] - others[0] for trace in evidence.shaken if place < len(trace.losses)]
-            return Losses(amp=amp, exact=others[0], fp32=others[1], shaken=_size(moved)) if others[0] else None
+            moved = [trace.losses[place][1] - others[0] for trace in runs.perturbed if place < len(trace.losses)]
+            return Losses(amp=amp, exact=others[0], fp32=others[1], perturbed=_size(moved)) if others[0] else None
     return None
 
 
@@ -217,12 +225,12 @@ def _size(values: list[float]) -> float:
     return math.hypot(*finite) / math.sqrt(len(finite)) if finite else 0.0
 
 
-def loss_ratio(evidence: Evidence) -> float | None:
+def loss_ratio(runs: Compared) -> float | None:
     """Error of the first loss in the unit of `GRADIENT_ERROR`; None where there is nothing to compare."""
-    low, losses = low_dtype(evidence.amp), first_losses(evidence)
+    low, losses = low_dtype(runs.amp), first_losses(runs)
     if low is None or losses is None:
         return None
-    unit = max(torch.finfo(low).eps * abs(losses.exact), abs(losses.fp32 - losses.exact), _SHAKEN * losses.shaken)
+    unit = max(torch.finfo(low).eps * abs(losses.exact), abs(losses.fp32 - losses.exact), _PERTURBED * losses.perturbed)
     return abs(losses.amp - losses.exact) / unit
 
 
@@ -246,15 +254,15 @@ UNPLACED_ERROR = 0.3
 units whose ReLU flips in 16 bits make up to 0.1 of it in small networks."""
 
 
-def total_error(evidence: Evidence) -> float:
+def total_error(runs: Compared) -> float:
     """``|g - g64| / |g64|`` over all first gradients together."""
-    return _total_error(evidence.amp.gradients, reference(evidence).gradients)
+    return _total_error(runs.amp.gradients, runs.exact.gradients)
 
 
-def shaken_error(evidence: Evidence) -> float:
+def perturbed_error(runs: Compared) -> float:
     """As `total_error`, of what rounding the parameters does to the gradients (root mean square); 0.0 if not tried."""
-    exact = reference(evidence).gradients
-    return _size([_total_error(trace.gradients, exact) for trace in evidence.shaken])
+    exact = runs.exact.gradients
+    return _size([_total_error(trace.gradients, exact) for trace in runs.perturbed])
 
 
 def _total_error(gradients: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
@@ -269,43 +277,43 @@ TOO_COARSE = 0.15
 of the suite stay below 0.04, a residual of 1 around 3000 gives 0.47 and more."""
 
 
-def too_coarse(evidence: Evidence) -> bool:
+def too_coarse(runs: Compared) -> bool:
     """Whether gradients are as wrong as that, and rounding the parameters explains it."""
-    error = total_error(evidence) if evidence.shaken else 0.0
-    return TOO_COARSE < error < math.inf and are_small(evidence)
+    error = total_error(runs) if runs.perturbed else 0.0
+    return TOO_COARSE < error < math.inf and are_small(runs)
 
 
-def ill_conditioned(evidence: Evidence) -> bool:
+def ill_conditioned(runs: Compared) -> bool:
     """Whether FP32's own errors are so large that the program itself magnifies rounding, whatever the precision."""
-    exact = reference(evidence).gradients
-    own = [relative(value, exact[name]) for name, value in evidence.fp32.gradients.items() if name in exact]
+    exact = runs.exact.gradients
+    own = [relative(value, exact[name]) for name, value in runs.fp32.gradients.items() if name in exact]
     finite = sorted(value for value in own if math.isfinite(value))
     return bool(finite) and finite[len(finite) // 2] > 16.0 * torch.finfo(torch.float32).eps
 
 
-def are_small(evidence: Evidence) -> bool:
+def are_small(runs: Compared) -> bool:
     """Whether the errors of loss and gradients are as the dtype explains, and gradients share no factor."""
-    loss = loss_ratio(evidence)
+    loss = loss_ratio(runs)
     return (
         (loss is None or loss < LOSS_ERROR.value)
-        and all(ratio < GRADIENT_ERROR.value for ratio in ratios(evidence).values())
-        and abs(bias(evidence) or 0.0) < scale_bias(evidence)
+        and all(ratio < GRADIENT_ERROR.value for ratio in ratios(runs).values())
+        and abs(bias(runs) or 0.0) < scale_bias(runs)
     )
 
 
-def commutes_with_the_scale(evidence: Evidence) -> bool:
+def commutes_with_the_scale(runs: Compared) -> bool:
     """Whether what the program made of scaled gradients is what the reference made of unscaled ones.
 
     At each optimizer's first real step, of all gradients that were changed while scaled: they agree, and so do the
     changes, each to half its size. What takes a scaled gradient for an unscaled one is off by the loss scale.
     """
-    exact, amp = reference(evidence), evidence.amp
-    errors = ratios(evidence)
-    frozen = {name for name in amp.misused if _is_zero_in(name, amp) and _is_zero_in(name, exact)}
-    if not (errors.keys() | frozen) & amp.misused or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
+    exact, amp = runs.exact, runs.amp
+    errors = ratios(runs)
+    frozen = {name for name in amp.modified if _is_zero_in(name, amp) and _is_zero_in(name, exact)}
+    if not (errors.keys() | frozen) & amp.modified or any(ratio >= GRADIENT_ERROR.value for ratio in errors.values()):
         return False
-    for name in amp.misused:
-        traces = [(trace.gradients.get(name), trace.given.get(name)) for trace in (amp, exact)]
+    for name in amp.modified:
+        traces = [(trace.gradients.get(name), trace.raw_gradients.get(name)) for trace in (amp, exact)]
         pairs = [(used, given) for used, given in traces if used is not None and given is not None]
         if len(pairs) != 2 or len({value.shape for pair in pairs for value in pair}) != 1:
             return False

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import torch
-
 from amp_checks.audit.finding import Diagnostic
 from amp_checks.audit.measures import low_dtype
 from amp_checks.audit.watching import magnitudes
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.trace import Op, Trace
+from amp_checks.torch_api.dtypes import LOW
 
 OUTSIDE = "(outside any module)"
 
@@ -69,10 +68,8 @@ def by_module(trace: Trace, diagnostics: Iterable[Diagnostic], *, root: str) -> 
 
 def first_scale(trace: Trace) -> float:
     """The loss scale of the step whose gradients were kept: the first that was not skipped; 1.0 without a scaler."""
-    if not trace.scaled:
-        return 1.0
     skipped = max(trace.first_real.values(), default=0)
-    return trace.scales_before(skipped + 1)[-1]
+    return trace.scales_before(skipped + 1)[-1] if trace.scaled else 1.0
 
 
 def together(one: Magnitudes | None, other: Magnitudes | None) -> Magnitudes | None:
@@ -87,6 +84,6 @@ def _add_op(facts: ModuleFacts, op: Op) -> None:
         facts.backward = together(facts.backward, op.magnitudes)
         return
     facts.ops += 1
-    facts.low_ops += op.outputs[0] in (torch.float16, torch.bfloat16)
+    facts.low_ops += op.outputs[0] in LOW
     facts.casts += op.is_cast
     facts.activations = together(facts.activations, op.magnitudes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import math
 from typing import Any
 
@@ -13,15 +12,18 @@ import torch
 from amp_checks.audit import causes, rules
 from amp_checks.audit.case import AuditCase
 from amp_checks.audit.convergence import compare_seeds
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.ignore import Ignored
 from amp_checks.audit.measures import draws_in_16_bits, low_dtype
 from amp_checks.audit.modules import ModuleFacts, by_module, first_scale, together
-from amp_checks.audit.runs.plan import Evidence, gather, mended
+from amp_checks.audit.runs.plan import Runs
 from amp_checks.audit.watching import magnitudes
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.trace import Trace
-from amp_checks.core import Backend, first_line
+from amp_checks.core import first_line
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +55,12 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     Raises:
         UsageError: the case is no case, cannot be built, or raises without AMP too.
     """
-    evidence = gather(case, backend)
+    evidence = Evidence(Runs(case, backend))
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
-    without = functools.cache(lambda mend: mended(case, backend, evidence, mend))
-    found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence, without)]
+    with evidence.runs.active():
+        evidence.check()
+        found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
+        found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
     if case.seeds and evidence.amp.failure is None:  # what raises trains in neither way
         found = [*(_with_reason(one, ignored, today) for one in compare_seeds(case, backend)), *found]
     return Report(
@@ -72,7 +75,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
 
 def _root(evidence: Evidence) -> str:
     """What the watch calls the model itself, where there is one alone; several have names of their own."""
-    lone = evidence.training.named_modules().get("")
+    lone = evidence.runs.trained.named_modules().get("")
     return type(lone).__name__ if lone is not None else ""
 
 
@@ -92,7 +95,7 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         summary["most zeros in a gradient"] = zeros
     if trace.scales:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
-    skipped = sum(facts for facts in trace.first_real.values())
+    skipped = sum(trace.first_real.values())
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
     if draws_in_16_bits(trace):
@@ -236,7 +239,7 @@ def _module_as_json(row: ModuleFacts) -> dict[str, Any]:
         sizes: Magnitudes | None = getattr(row, name)
         if sizes is not None:
             plain[name] |= {
-                "dtype": str(sizes.dtype).removeprefix("torch."),
+                "dtype": dtype_name(sizes.dtype),
                 "bits_to_overflow": sizes.bits_to_overflow,
                 "bits_to_zero": sizes.bits_to_zero,
             }

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, Backend, unknown
+from amp_checks.core import DEVICE_TYPES, LOW_DTYPES, unknown
+from amp_checks.torch_api.backend import Backend
 
 REAL = ("cuda", "cpu")
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_checks.emulation.region import current
 
 if TYPE_CHECKING:
-    from amp_checks.core import Backend
+    from amp_checks.torch_api.backend import Backend
 
 _NOT_USER_CODE = tuple(
     str(Path(path).resolve()) for path in (torch.__path__[0], Path(__file__).parents[1] / "emulation", __file__)

@@ -16,7 +16,7 @@ from typing import NoReturn
 from amp_checks import __version__
 from amp_checks.cli import output
 from amp_checks.core import SuiteError, UsageError
-from amp_checks.report import json_format
+from amp_checks.report import files
 
 COMMANDS = {
     "run": "the verdict: run the checks",
@@ -64,7 +64,7 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is given an empty name: is a variable unset?")
     for name in ("json", "plot", "html", "output"):
         if args.command != "run" and (target := getattr(args, name, None)) not in (None, "-"):
-            json_format.check_target(Path(target))
+            files.check_target(Path(target))
 
 
 def entry(arguments: Sequence[str] | None = None) -> int:

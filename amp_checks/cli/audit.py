@@ -19,6 +19,7 @@ from amp_checks.cli import output
 from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.reference.parity import FEWEST_SEEDS
 from amp_checks.report import FORMATS, json_format
+from amp_checks.report.document import AUDITS, Document
 
 TEMPLATE = Path(__file__).with_name("template.py.txt")
 
@@ -57,10 +58,12 @@ def main(args: argparse.Namespace) -> int:
     if args.html and (why := FORMATS["html"].lacks()) is not None:
         raise UsageError(why)
     reports = _reports(args)
-    document = json_format.audits_document([as_json(report) for report in reports])
+    document = Document(schema=AUDITS, audits=[as_json(report) for report in reports])
     if args.html:
         output.write(args.html, FORMATS["html"].render(document))
-    output.emit(args, document, "\n\n".join(text(report, modules=args.modules) for report in reports))
+    output.emit(
+        args, json_format.as_values(document), "\n\n".join(text(report, modules=args.modules) for report in reports)
+    )
     return int(any(report.failures(Severity(args.fail_on)) for report in reports))
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from amp_checks import backends
-from amp_checks.core import Backend, UsageError, unknown
+from amp_checks.core import UsageError, unknown
 from amp_checks.families import FAMILIES
-from amp_checks.report import json_format
+from amp_checks.report import files, values
+from amp_checks.torch_api.backend import Backend
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +60,11 @@ def chosen_families(args: argparse.Namespace, known: Collection[str] = FAMILIES)
 def emit(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
     """Print the text and write the document where ``--json`` says; with ``--json -`` print the document alone."""
     if args.json == "-":
-        sys.stdout.write(json_format.dumps(document))
+        sys.stdout.write(values.dumps(document))
         return
     sys.stdout.write(f"{text}\n")
     if args.json:
-        json_format.write(Path(args.json), document)
+        files.write(Path(args.json), document)
 
 
 def write(target: str | None, text: str) -> None:
@@ -71,7 +72,7 @@ def write(target: str | None, text: str) -> None:
     if target in (None, "-"):
         sys.stdout.write(text)
     else:
-        json_format.write_text(Path(target), text)
+        files.write_text(Path(target), text)
 
 
 def open_streams() -> None:

@@ -10,10 +10,11 @@ import torch
 
 from amp_checks import backends
 from amp_checks.cli import output, unsupported
-from amp_checks.core import Backend, CastPolicy, UsageError
+from amp_checks.core import CastPolicy, UsageError
 from amp_checks.families.ops import observed
 from amp_checks.families.ops.observed import Rule, known_defect
 from amp_checks.records import cast_policy
+from amp_checks.torch_api.backend import Backend
 
 SCHEMA = "amp_checks/policy"
 

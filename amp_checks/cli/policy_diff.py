@@ -16,7 +16,7 @@ from typing import Any
 from amp_checks.cli import output
 from amp_checks.core import CastPolicy, UsageError
 from amp_checks.records import cast_policy
-from amp_checks.report import json_format
+from amp_checks.report import values
 
 SCHEMA = "amp_checks/policy-diff"
 NO_RULE = CastPolicy.UNLISTED.value
@@ -148,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
     """
     old, new = side(args.old), side(args.new)
     if args.format == "json":
-        output.write(args.output, json_format.dumps(document(old, new)))
+        output.write(args.output, values.dumps(document(old, new)))
     else:
         output.write(args.output, "\n".join((markdown if args.format == "markdown" else text)(old, new)) + "\n")
     return 0

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from amp_checks.cli import output
-from amp_checks.core import Backend, NotEmulated, Raised, UsageError, unknown
+from amp_checks.core import NotEmulated, Raised, UsageError, unknown
 from amp_checks.core.limits import EMULATION
 from amp_checks.families.ranges import probe
 from amp_checks.families.ranges.cases import CASES
 from amp_checks.families.ranges.inputs import RangeCase
 from amp_checks.report import ranges as report
 from amp_checks.torch_api import state
+from amp_checks.torch_api.backend import Backend
 
 SCHEMA = "amp_checks/ranges"
 MEANING = (
@@ -59,9 +60,7 @@ def main(args: argparse.Namespace) -> int:
     text = "\n".join([*head, *emulated, *report.described(lines), *without])
     output.emit(args, document(lines, without), text)
     if args.plot:
-        from amp_checks.report.ranges_plot import ranges as draw
-
-        output.write(args.plot, report.standalone(draw(lines, name="ranges")))
+        output.write(args.plot, report.standalone(report.plot(lines, name="ranges")))
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from amp_checks.cli import output
-from amp_checks.report import FORMATS, json_format
+from amp_checks.report import FORMATS, merging, reading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Make a report from results written earlier; several files are the parts of one run."""
-    content = json_format.merge([json_format.read(Path(name)) for name in args.files])
-    output.write(args.output, FORMATS[args.format].render(content))
+    document = merging.merge([reading.read(Path(name)) for name in args.files])
+    output.write(args.output, FORMATS[args.format].render(document))
     if not args.gate:
         return 0
-    status, verdict = json_format.gate(content)
-    if status:
-        sys.stderr.write(f"amp-checks: error: {verdict}\n")
-    return status
+    verdict = document.verdict
+    if verdict.outcome:
+        sys.stderr.write(f"amp-checks: error: {verdict.line}\n")
+    return verdict.outcome

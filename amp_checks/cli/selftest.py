@@ -11,9 +11,10 @@ from typing import Any
 from amp_checks import backends
 from amp_checks.backends import environment
 from amp_checks.cli import output
-from amp_checks.core import Backend, SuiteError
+from amp_checks.core import SuiteError
 from amp_checks.suite import planting, selftest
 from amp_checks.suite.planting import Tally
+from amp_checks.torch_api.backend import Backend
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from amp_checks.cli import output
-from amp_checks.core import Backend, UsageError
+from amp_checks.core import UsageError
 from amp_checks.families.fp32_only import sweep
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Found, Kind, Meets, Outcome, Seen
+from amp_checks.torch_api.backend import Backend
 
 SCHEMA = "amp_checks/unsupported"
 

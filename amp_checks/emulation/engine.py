@@ -82,7 +82,7 @@ class Engine(TorchDispatchMode):
         self._outer_excluded = private.autograd_key_set()
         self._functorch = private.functorch_key_set()
         # On the device "cpu" the inner tensors would meet the real rules again, and a missing one would go unseen.
-        self.hidden_keys = private.autocast_key_set("cpu") if device_type == "cpu" else None
+        self.hidden_keys = private.one_key(private.autocast_key("cpu")) if device_type == "cpu" else None
         self.replacing = 0
         """How many ops deep it runs code of its own in the place of an op."""
         self._inner: tuple[Any, Any] = (_include(), _exclude())

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from amp_checks import backends
-from amp_checks.core import RAISED, Result, SuiteError
+from amp_checks.core import RAISED, RAN, Outcome, Result, SuiteError
 from amp_checks.pytest_plugin import devices
-from amp_checks.pytest_plugin.session import OUR_ERRORS, Session, on_cuda
-from amp_checks.report import json_format, rerun, summary
+from amp_checks.pytest_plugin.selection import on_cuda
+from amp_checks.pytest_plugin.session import Session
+from amp_checks.report import rerun
+from amp_checks.report.values import encode
 from amp_checks.suite.family import FAMILIES
 from amp_checks.suite.item import CheckBroken, CheckFailed, Item, markers
 
@@ -26,8 +28,8 @@ class SuiteFile(pytest.File):
         self.state = state
 
     def collect(self) -> Iterator[pytest.Item]:
-        for item in self.state.items():
-            self.state.collected[item.id] = item.case.family
+        for item in self.state.selection.items():
+            self.state.collected.add(item.id)
             yield SuiteItem.from_parent(self, name=item.id, item=item, state=self.state)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
@@ -61,11 +63,11 @@ class SuiteItem(pytest.Item):
         option = self.config.option
         if not (option.amp_json or option.amp_report_dir):
             return []
-        if not all(one.status in summary.RAN and all(f.why != RAISED for f in one.findings) for one in results):
+        if not all(one.status in RAN and all(f.why != RAISED for f in one.findings) for one in results):
             return []
         source = FAMILIES[self.item.case.family].curves.get(self.item.check.__name__)
         drawn = [] if source is None else source(self.item.case, self.item.backend)
-        return [json_format.encode({"item": self.item.id, **curve}) for curve in drawn]
+        return [encode({"item": self.item.id, **curve}) for curve in drawn]
 
     def _leave(self, reason: str) -> None:
         """End a worker whose CUDA context is beyond use while its culprit still runs, so that xdist blames no other."""
@@ -75,7 +77,7 @@ class SuiteItem(pytest.Item):
                 capture.suspend_global_capture(in_=True)
             os.write(2, f"amp-checks: error: {message}\n".encode())
             os._exit(70)
-        pytest.exit(f"amp-checks: error: {message}", returncode=OUR_ERRORS["broken"])
+        pytest.exit(f"amp-checks: error: {message}", returncode=Outcome.BROKEN)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         if isinstance(excinfo.value, CheckFailed | CheckBroken):

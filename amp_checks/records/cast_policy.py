@@ -13,11 +13,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from amp_checks import core
-from amp_checks.core import CastPolicy, SuiteError
+from amp_checks.core import DEVICE_TYPES, CastPolicy, SuiteError
 from amp_checks.records import fixtures
-
-DEVICE_TYPES = core.DEVICE_TYPES
 
 _FIELDS = {"torch", "source", "policy", "cuda_build_only"}
 
@@ -102,24 +99,17 @@ def recorded() -> dict[str, Table]:
     Raises:
         SuiteError: a table is malformed, or its name and its version differ.
     """
-    from packaging.version import Version
-
     tables = {}
-    for path in fixtures.fixture("cast_policy").glob("torch-*.json"):
-        table = load(path)
-        if path.name != f"torch-{table.torch}.json":
-            raise SuiteError(f"{path}: its name and its torch version ({table.torch}) differ")
-        tables[table.torch] = table
-    return dict(sorted(tables.items(), key=lambda item: Version(item[0])))
+    for version, path in fixtures.of_versions("cast_policy").items():
+        tables[version] = load(path)
+        if tables[version].torch != version:
+            raise SuiteError(f"{path}: its name and its torch version ({tables[version].torch}) differ")
+    return tables
 
 
 def table_for(version: str) -> Table:
     """The table of a torch version: its own, else the newest recorded one before it, else the oldest."""
-    from packaging.version import Version
-
-    wanted = Version(Version(version).base_version)
-    older = [table for known, table in recorded().items() if Version(known) <= wanted]
-    return older[-1] if older else next(iter(recorded().values()))
+    return fixtures.nearest(version, recorded())
 
 
 @functools.cache

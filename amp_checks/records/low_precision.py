@@ -176,10 +176,7 @@ def machine() -> str:
 @functools.cache
 def recorded() -> dict[str, dict[str, Found]]:
     """Every record that ships, by torch version, oldest first."""
-    from packaging.version import Version
-
-    paths = {path.stem.removeprefix("torch-"): path for path in fixtures.fixture(FOLDER).glob("torch-*.json")}
-    return {version: load(paths[version]) for version in sorted(paths, key=Version)}
+    return {version: load(path) for version, path in fixtures.of_versions(FOLDER).items()}
 
 
 @functools.cache
@@ -189,16 +186,11 @@ def record_for(version: str, device_type: str) -> Found:
     Raises:
         UsageError: nothing was recorded for the device type.
     """
-    from packaging.version import Version
-
-    wanted = Version(Version(version).base_version)
     having = {known: found[device_type] for known, found in recorded().items() if device_type in found}
     if not having:
-        known = ", ".join(sorted({device for found in recorded().values() for device in found}))
-        message = f"there is no record of what {device_type!r} runs in 16 bits; there are records of {known}"
-        raise UsageError(message)
-    older = [found for known, found in having.items() if Version(known) <= wanted]
-    return older[-1] if older else next(iter(having.values()))
+        message = f"there is no record of what {device_type!r} runs in 16 bits; there are records of "
+        raise UsageError(message + ", ".join(sorted(devices())))
+    return fixtures.nearest(version, having)
 
 
 def here(op: str, device_type: str, dtype: str) -> Seen | None:

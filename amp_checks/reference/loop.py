@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, attempt
+from amp_checks.core import attempt
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import dtype_name
 from amp_checks.torch_api.numerics import seeded
 

@@ -1,7 +1,7 @@
 """Results as documents: a registry of formats, the one place to add another.
 
-Every format is a function from a results document (`amp_checks.report.json_format`) to text, so that a report can be
-made while a run ends or years later, from one run or from several merged.
+Every format is a function from a `Document` to text, so that a report can be made while a run ends or years later, from
+one run or from several merged.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-from typing import Any
 
 from amp_checks.core import SuiteError, UsageError
+from amp_checks.report.document import AUDITS, Document
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Format:
             return None
         return f"{self.file} needs {' and '.join(missing)}: pip install 'amp-checks[report]'"
 
-    def render(self, document: dict[str, Any]) -> str:
+    def render(self, document: Document) -> str:
         """The document in this format.
 
         Raises:
@@ -47,7 +47,7 @@ class Format:
         """
         if (why := self.lacks()) is not None:
             raise UsageError(why)
-        if "results" not in document and not self.audits:
+        if document.schema == AUDITS and not self.audits:
             able = ", ".join(sorted(name for name, one in FORMATS.items() if one.audits))
             raise UsageError(
                 f"{self.file} is made of results, and there are audits alone; these formats take them: {able}"

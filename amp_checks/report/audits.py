@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amp_checks.core import SuiteError
-from amp_checks.report.json_format import decode_float
+from amp_checks.report.values import decode_float
 
 SIGNS = {"error": "✗", "warning": "!", "note": "i"}
 """Each severity by a sign, so that colour alone says nothing."""

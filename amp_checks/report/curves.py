@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from amp_checks.core import SuiteError
-from amp_checks.report.json_format import decode_float
+from amp_checks.report.values import decode_float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ This module arranges what the page shows; ``templates/`` says how it looks, `amp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 import jinja2
 
 from amp_checks import __version__
-from amp_checks.core import Finding, Result, Status
+from amp_checks.core import Finding, Outcome, Result, Status
 from amp_checks.core.limits import EMULATION
-from amp_checks.families import FAMILIES
-from amp_checks.report import audits, curves, json_format, plots, ranges_plot, rerun, summary
+from amp_checks.report import audits, curves, plots, ranges, rerun, summary
+from amp_checks.report.document import AUDITS, Document
+from amp_checks.report.summary import BAD
 
 SLOWEST = 10
 MOST_CURVES = 40
@@ -26,25 +28,15 @@ MOST_CURVES = 40
 MOST_FINDINGS = 25
 """Failed findings shown of one item; the JSON has them all."""
 
-WORST_FIRST = (
-    Status.FAILED,
-    Status.ERROR,
-    Status.KNOWN_DEFECT,
-    Status.NOT_EMULATED,
-    Status.PASSED,
-    Status.UNAVAILABLE,
-)
-"""What a cell that stands for several items says: what needs looking at first."""
-
 SIGNS = {
-    Status.PASSED: "✓",
     Status.FAILED: "✗",
-    Status.KNOWN_DEFECT: "≠",
     Status.ERROR: "!",
+    Status.KNOWN_DEFECT: "≠",
     Status.NOT_EMULATED: "∅",
+    Status.PASSED: "✓",
     Status.UNAVAILABLE: "-",
 }
-"""Each status by a sign, so that colour alone says nothing."""
+"""Each status by a sign, so that colour alone says nothing; what needs looking at first comes first."""
 
 _KINDS = {
     "CUDA": "CUDA devices",
@@ -53,20 +45,11 @@ _KINDS = {
     "other": "other backends",
 }
 
+Matrix = tuple[str, list[str], list[tuple[str, list["Cell | None"]]]]
+"""A family, its backends, and for each of its cases a cell for each backend; None where there is no such item."""
 
 Measured = tuple[float, Finding, Result]
 """A measured size as a share of its threshold, the finding that holds it, the result that holds that."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failing:
-    """An item that failed or broke, as its card on the page shows it."""
-
-    result: Result
-    anchor: str
-    command: str
-    shown: Sequence[Finding]
-    hidden: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +57,7 @@ class Cell:
     """All checks of one case on one backend.
 
     Attributes:
-        status: the worst of them, as `WORST_FIRST` has it.
+        status: the one that comes first in `SIGNS`.
         checks: how many there are.
         share: the largest measured ratio as a share of its threshold; None where all properties are exact.
         anchor: of the first failing item's card, or None.
@@ -91,80 +74,38 @@ class Cell:
         return 0 if self.share is None else min(4, math.floor(min(self.share, 1.0) * 4))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """A family's cases by backend."""
-
-    family: str
-    backends: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell | None]]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """What a check measured over all its items of one kind: shares of the threshold; and where the largest came up."""
-
-    check: str
-    kind: str
-    count: int
-    median: float
-    worst: float
-    finding: Finding
-    item: str
-    status: Status
-
-
 def anchor(item: str) -> str:
     """The id of an item's card; the same in every page, for links from elsewhere."""
     return "item-" + re.sub(r"[^\w.-]", lambda found: f"~{ord(found[0]):x}", item, flags=re.ASCII)
 
 
-def _failing(results: Iterable[Result], content: dict[str, Any]) -> list[Failing]:
-    return [
-        Failing(
-            result=result,
-            anchor=anchor(result.id),
-            command=rerun.command(result, content),
-            shown=result.failures[:MOST_FINDINGS],
-            hidden=max(0, len(result.failures) - MOST_FINDINGS),
-        )
-        for result in results
-        if result.status in (Status.FAILED, Status.ERROR)
-    ]
-
-
 def _kinds(results: Sequence[Result]) -> Iterator[tuple[str, str, list[tuple[str, str, dict[str, int]]]]]:
     """Kind of backend, what it is, and a row of counts for each backend and family; CUDA even where nothing ran."""
     for kind, words in _KINDS.items():
-        counts: dict[tuple[str, str], dict[str, int]] = {}
-        for result in results:
-            if summary.kind_of(result) == kind:
-                row = counts.setdefault((result.backend, result.family), {str(status): 0 for status in Status})
-                row[str(result.status)] += 1
-        if counts or kind in ("CUDA", "CPU"):
-            yield kind, words, [(backend, family, row) for (backend, family), row in sorted(counts.items())]
+        mine = (result for result in results if summary.kind_of(result) == kind)
+        by_row = summary.grouped(mine, lambda result: (result.backend, result.family))
+        if by_row or kind in ("CUDA", "CPU"):
+            yield kind, words, [(*names, summary.count(some)) for names, some in by_row.items()]
 
 
-def _matrices(results: Sequence[Result]) -> Iterator[Matrix]:
+def _matrices(results: Sequence[Result], families: Sequence[str]) -> Iterator[Matrix]:
+    """One for each family that has results: those of ``families`` first, in that order."""
     order = {kind: place for place, kind in enumerate(summary.KINDS)}
-    families = {result.family for result in results}
-    for family in [*(name for name in FAMILIES if name in families), *sorted(families - set(FAMILIES))]:
+    for family in dict.fromkeys([*families, *sorted({result.family for result in results})]):
         mine = [result for result in results if result.family == family and family != "planted"]
-        by_cell: dict[tuple[str, str], list[Result]] = {}
-        for result in mine:
-            by_cell.setdefault((result.case, result.backend), []).append(result)
+        by_cell = summary.grouped(mine, lambda result: (result.case, result.backend))
         places = {result.backend: order[summary.kind_of(result)] for result in mine}
         backends = sorted(places, key=lambda name: (places[name], name))
         cases = sorted({result.case for result in mine})
         if mine:
             rows = [(case, [_cell(by_cell.get((case, name), [])) for name in backends]) for case in cases]
-            yield Matrix(family=family, backends=backends, rows=rows)
+            yield family, backends, rows
 
 
 def _cell(results: Sequence[Result]) -> Cell | None:
     if not results:
         return None
-    worst = min(results, key=lambda result: WORST_FIRST.index(result.status))
+    worst = min(results, key=lambda result: list(SIGNS).index(result.status))
     shares = [
         summary.share(finding) for result in results for finding in result.findings if summary.is_measured(finding)
     ]
@@ -172,70 +113,40 @@ def _cell(results: Sequence[Result]) -> Cell | None:
         status=worst.status,
         checks=len(results),
         share=max(shares, default=None),
-        anchor=anchor(worst.id) if worst.status in (Status.FAILED, Status.ERROR) else None,
+        anchor=anchor(worst.id) if worst.status in BAD else None,
     )
 
 
-def _measured(results: Iterable[Result]) -> dict[str, dict[str, list[Measured]]]:
-    """Check -> kind of backend -> what it measured, the largest share last."""
-    found: dict[str, dict[str, list[Measured]]] = {}
+def _measured(results: Iterable[Result]) -> dict[tuple[str, str], list[Measured]]:
+    """Check and kind of backend -> what it measured, the largest share last."""
+    found: dict[tuple[str, str], list[Measured]] = {}
     for result in results:
         for finding in result.findings:
             if summary.is_measured(finding):
                 entry = (summary.share(finding), finding, result)
-                found.setdefault(result.check, {}).setdefault(summary.kind_of(result), []).append(entry)
-    for by_kind in found.values():
-        for entries in by_kind.values():
-            entries.sort(key=lambda entry: (entry[0], entry[2].id))
+                found.setdefault((result.check, summary.kind_of(result)), []).append(entry)
+    for entries in found.values():
+        entries.sort(key=lambda entry: (entry[0], entry[2].id))
     return dict(sorted(found.items()))
 
 
-def _ranges(measured: dict[str, dict[str, list[Measured]]]) -> list[Range]:
-    return [
-        Range(
-            check=check,
-            kind=kind,
-            count=len(entries),
-            median=entries[len(entries) // 2][0],
-            worst=entries[-1][0],
-            finding=entries[-1][1],
-            item=entries[-1][2].id,
-            status=entries[-1][2].status,
-        )
-        for check, by_kind in measured.items()
-        for kind, entries in sorted(by_kind.items())
-    ]
-
-
-def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    """The environment as names and words, nested values by dotted names."""
-    told: list[tuple[str, str]] = []
-    for name, value in environment.items():
-        if isinstance(value, dict):
-            told += [(f"{name}.{part}", word) for part, word in _facts(value)]
-        elif isinstance(value, list):
-            for number, part in enumerate(value):
-                inner = _facts(part) if isinstance(part, dict) else [("", str(part))]
-                told += [(f"{name}[{number}].{key}".rstrip("."), word) for key, word in inner]
-            if not value:
-                told.append((name, "none"))
-        else:
-            told.append((name, "none" if value is None else str(value)))
-    return told
-
-
-def _backends(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    known = environment.get("backends", {})
-    return [(name, "available" if reason is None else f"not available: {reason}") for name, reason in known.items()]
+def _facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The environment, or a part of it, as names and words, nested values by dotted names."""
+    if isinstance(value, dict):
+        for part, one in value.items():
+            yield from _facts(one, f"{name}.{part}" if name else part)
+    elif isinstance(value, list) and value:
+        for number, one in enumerate(value):
+            yield from _facts(one, f"{name}[{number}]")
+    else:
+        yield name, "none" if value in (None, []) else str(value)
 
 
 def _unmeasured(results: Iterable[Result]) -> list[tuple[Status, str, list[str]]]:
     """Status, reason and items, for what did not run."""
-    found: dict[tuple[Status, str], list[str]] = {}
-    for result in results:
-        if result.status in (Status.NOT_EMULATED, Status.UNAVAILABLE):
-            found.setdefault((result.status, result.message), []).append(result.id)
-    return [(status, reason, items) for (status, reason), items in sorted(found.items())]
+    mine = (result for result in results if result.status in (Status.NOT_EMULATED, Status.UNAVAILABLE))
+    by_reason = summary.grouped(mine, lambda result: (result.status, result.message))
+    return [(*why, [result.id for result in some]) for why, some in by_reason.items()]
 
 
 def _size(value: float) -> str:
@@ -247,12 +158,6 @@ def _share(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:.2f}" if 0.005 <= value < 1000 or value == 0.0 else f"{value:.0e}"
-
-
-def _state(results: Sequence[Result], content: dict[str, Any]) -> str:
-    """``wrong``, ``right`` or ``none`` (no verdict), as `summary.verdict` says in words."""
-    verdict = summary.verdict(results, complete=content["complete"], errors=content.get("errors", []))
-    return {"AMP IS WRONG": "wrong", "AMP is right": "right"}.get(verdict.partition(":")[0], "none")
 
 
 def _templates() -> jinja2.Environment:
@@ -267,55 +172,50 @@ def _templates() -> jinja2.Environment:
     return templates
 
 
-def render(content: dict[str, Any]) -> str:
+def render(document: Document) -> str:
     """The document as one HTML page.
 
     Raises:
-        SuiteError: a result, a curve or an audit in it is malformed.
+        SuiteError: a curve or an audit in it is malformed.
     """
-    audited = audits.arrange(content.get("audits", ()))
+    audited = audits.arrange(document.audits)
     templates = _templates()
+    results, environment = document.results, document.environment
+    emulated = any(one.emulated for one in results) or any(one.emulated for one in audited)
     shared = {
         "version": __version__,
         "audits": audited,
         "audit_signs": audits.SIGNS,
         "sizes": [words for _, words in audits.SIZES],
         "tight": audits.TIGHT,
+        "limits": EMULATION if emulated else (),
     }
-    if "results" not in content:
-        limits = EMULATION if any(one.emulated for one in audited) else ()
-        return templates.get_template("audit_page.html.j2").render(**shared, limits=limits) + "\n"
-    results = json_format.results_of(content)
-    errors = content.get("errors", [])
+    if document.schema == AUDITS:
+        return templates.get_template("audit_page.html.j2").render(**shared) + "\n"
     measured = _measured(results)
-    bad = {result.id for result in results if result.status in (Status.FAILED, Status.ERROR)}
-    drawn = curves.together(curves.read(entry) for entry in content.get("curves", ()))
+    shares: dict[str, dict[str, list[float]]] = {}
+    for (check, kind), entries in measured.items():
+        shares.setdefault(check, {})[kind] = [entry[0] for entry in entries]
+    bad = {result.id for result in results if result.status in BAD}
+    drawn = curves.together(curves.read(entry) for entry in document.curves)
     drawn.sort(key=lambda curve: (not bad.intersection(curve.items), curve.title))
-    environment = {name: value for name, value in content["environment"].items() if name != "backends"}
-    emulated = any(result.emulated for result in results) or any(one.emulated for one in audited)
     page = templates.get_template("report.html.j2").render(
         **shared,
-        verdict=summary.verdict(results, complete=content["complete"], errors=errors),
-        state=_state(results, content),
-        complete=content["complete"],
-        errors=errors,
-        found=content["summary"],
+        verdict=document.verdict.line,
+        state={Outcome.OK: "right", Outcome.WRONG: "wrong"}.get(document.verdict.outcome, "none"),
+        complete=document.complete,
+        errors=document.problems,
+        found=summary.summarise(results),
         statuses=list(Status),
         signs=SIGNS,
-        failing=_failing(results, content),
+        failing=[result for result in results if result.status in BAD],
+        most_findings=MOST_FINDINGS,
+        command=functools.partial(rerun.command, document=document),
         kinds=list(_kinds(results)),
-        matrices=list(_matrices(results)),
-        ratios=plots.ratios(
-            {
-                check: {kind: [entry[0] for entry in entries] for kind, entries in by_kind.items()}
-                for check, by_kind in measured.items()
-            },
-            name="ratios",
-        )
-        if measured
-        else "",
-        ranges=_ranges(measured),
-        safe=ranges_plot.drawn(results),
+        matrices=list(_matrices(results, document.selection.get("families", ()))),
+        ratios=plots.ratios(shares, name="ratios") if measured else "",
+        measured=measured,
+        safe=ranges.drawn(results),
         known=summary.known_by_reason(results),
         planted=[result for result in results if result.family == "planted"],
         curves=[(one, plots.curve(one, name=f"curve-{number}")) for number, one in enumerate(drawn[:MOST_CURVES])],
@@ -324,11 +224,9 @@ def render(content: dict[str, Any]) -> str:
         failing_ids=bad,
         unmeasured=_unmeasured(results),
         slowest=sorted(results, key=lambda result: (-result.seconds, result.id))[:SLOWEST],
-        facts=_facts(environment),
-        parts=[_facts(part) for part in content.get("environments", ())],
-        backends=_backends(content["environment"]),
+        facts=list(_facts({name: value for name, value in environment.items() if name != "backends"})),
+        parts=[list(_facts(part)) for part in document.environments],
         devices=", ".join(device["name"] for device in environment["devices"]) or "no CUDA device",
         environment=environment,
-        limits=EMULATION if emulated else (),
     )
     return page + "\n"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from typing import Any
 
 from amp_checks.core import Result, Status
-from amp_checks.report import json_format, summary
+from amp_checks.report import summary
+from amp_checks.report.document import Document
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -75,36 +75,35 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3f}"  # schemas know no more digits
 
 
-def _device(result: Result, environment: dict[str, Any]) -> str:
+def _device(result: Result, document: Document) -> str:
     """What ran the kernels of that result's backend."""
     if summary.kind_of(result) == "CUDA":
-        return ", ".join(device["name"] for device in environment["devices"]) or "no CUDA device"
+        return ", ".join(device["name"] for device in document.environment["devices"]) or "no CUDA device"
     return "CPU, emulated" if result.emulated else "CPU"
 
 
-def _suite(root: ET.Element, name: str, content: dict[str, Any], **more: str) -> ET.Element:
+def _suite(root: ET.Element, name: str, document: Document, **more: str) -> ET.Element:
     suite = ET.SubElement(root, "testsuite", name=_text(name))
-    environment = content["environment"]
-    facts = {fact: environment.get(fact) for fact in ("torch", "torch_cuda", "driver", "python", "seeds")}
+    facts: dict[str, object] = {
+        fact: document.environment.get(fact) for fact in ("torch", "torch_cuda", "driver", "python", "seeds")
+    }
     properties = ET.SubElement(suite, "properties")
-    for fact, value in {**facts, **more, "complete": content["complete"]}.items():
+    for fact, value in {**facts, **more, "complete": document.complete}.items():
         ET.SubElement(properties, "property", name=fact, value=_text(value))
     return suite
 
 
-def render(content: dict[str, Any]) -> str:
+def render(document: Document) -> str:
     """The document as JUnit XML."""
-    results = json_format.results_of(content)
     root = ET.Element("testsuites", name="amp_checks")
-    for backend in sorted({result.backend for result in results}):
-        mine = [result for result in results if result.backend == backend]
-        suite = _suite(root, backend, content, device=_device(mine[0], content["environment"]))
+    for backend, mine in summary.grouped(document.results, lambda result: result.backend).items():
+        suite = _suite(root, backend, document, device=_device(mine[0], document))
         for result in mine:
             _case(suite, result)
         suite.set("time", _seconds(sum(result.seconds for result in mine)))
-    errors = content.get("errors") or ([] if content["complete"] else ["the run did not finish"])
+    errors = document.problems or ([] if document.complete else ["the run did not finish"])
     if errors:
-        suite = _suite(root, "run", content)
+        suite = _suite(root, "run", document)
         case = ET.SubElement(suite, "testcase", name="conditions", classname="amp_checks.run", time=_seconds(0.0))
         told = ET.SubElement(case, "error", message=_text(errors[0]), type="conditions not met")
         told.text = _text("\n".join(errors))

@@ -5,38 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amp_checks.core import Result, Status
+from amp_checks.core import Result
 from amp_checks.core.limits import EMULATION
-from amp_checks.report import json_format, rerun, summary
+from amp_checks.report import rerun, summary
+from amp_checks.report.document import Document
 
 SLOWEST = 5
 MOST_FAILURES = 50
+MOST_CASES = 4
+"""Cases named in a row of a table of what was covered."""
 
 
-def render(content: dict[str, Any]) -> str:
+def render(document: Document) -> str:
     """The document as Markdown."""
-    results = json_format.results_of(content)
-    found = content["summary"]
-    errors = content.get("errors", [])
-    told = [f"## amp_checks: {summary.verdict(results, complete=content['complete'], errors=errors)}", ""]
-    told += [line for error in errors for line in (f"**Error**: {error}", "")]
-    if not content["complete"]:
+    results = document.results
+    found = summary.summarise(results)
+    told = [f"## amp_checks: {document.verdict.line}", ""]
+    told += [line for problem in document.problems for line in (f"**Error**: {problem}", "")]
+    if not document.complete:
         told += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
-    told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(content)}", ""]
+    told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(document)}", ""]
     told += _table(results)
-    bad = [result for result in results if result.status in (Status.FAILED, Status.ERROR)]
-    told += _failures(bad, content)
+    told += _failures(document)
     told += _known(results)
+    told += _tables(document)
     if found["emulated"]:
         told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
     told += _slowest(results)
     return "\n".join(told)
 
 
-def _environment(content: dict[str, Any]) -> str:
-    found = content["environment"]
+def _environment(document: Document) -> str:
+    found = document.environment
     devices = ", ".join(device["name"] for device in found["devices"]) or "no CUDA device"
-    parts = [part.get("torch", found["torch"]) for part in content.get("environments", ())]
+    parts = [part.get("torch", found["torch"]) for part in document.environments]
     versions = " and ".join(dict.fromkeys([found["torch"], *parts]))
     told = f"torch {versions}, {devices}, driver {found['driver'] or 'none'}."
     lacking = {name: why for name, why in found["backends"].items() if name.startswith("cuda-") and why}
@@ -57,22 +59,47 @@ def _table(results: Sequence[Result]) -> list[str]:
         cells = []
         for kind in kinds:
             mine = [one for one in results if one.family == family and summary.kind_of(one) == kind]
-            counts = {name: number for name, number in summary.count(mine).items() if number}
-            cells.append(", ".join(f"{number} {name}" for name, number in counts.items()) or "not run")
+            cells.append(_counted(summary.count(mine)) or "not run")
         told.append(f"| {family} | {' | '.join(cells)} |")
     return [*told, ""]
 
 
-def _failures(bad: Sequence[Result], content: dict[str, Any]) -> list[str]:
+def _failures(document: Document) -> list[str]:
+    bad = [result for result in document.results if result.status in summary.BAD]
     if not bad:
         return []
     told = ["### Failures", ""]
     for result in bad[:MOST_FAILURES]:
         told += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
-        told += [f"Run it again: `{rerun.command(result, content)}`", ""]
+        told += [f"Run it again: `{rerun.command(result, document)}`", ""]
     if len(bad) > MOST_FAILURES:
         told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
     return told
+
+
+def _tables(document: Document) -> list[str]:
+    """What the rows of a family cover, folded, with the verdicts of this run; nothing of families that did not run."""
+    told: list[str] = []
+    for table in document.tables:
+        mine = (result for result in document.results if result.family == table["family"])
+        if by_case := summary.grouped(mine, lambda result: result.case):
+            told += [f"<details><summary>{table['family']}: covered by {table['title']}</summary>", ""]
+            told += [f"| {table['title']} | cases | known defects | verdicts |", "| --- | --- | --- | --- |"]
+            told += [_row(row, by_case) for row in table["rows"]]
+            told += ["", "</details>", ""]
+    return told
+
+
+def _row(row: dict[str, Any], by_case: dict[str, list[Result]]) -> str:
+    cases, defects = row["cases"], "; ".join(row["defects"])
+    shown = ", ".join(f"`{case}`" for case in cases[:MOST_CASES])
+    more = f" and {len(cases) - MOST_CASES} more" if len(cases) > MOST_CASES else ""
+    counts = summary.count(result for case in cases for result in by_case.get(case, ()))
+    return f"| {row['name']} | {shown}{more} | {defects} | {_counted(counts) or 'none ran'} |"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items() if number)
 
 
 def _known(results: Sequence[Result]) -> list[str]:

@@ -7,13 +7,17 @@ first day.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import lzma
 from pathlib import Path
-from typing import Any
 
-from amp_checks.core import SuiteError
+from amp_checks.core import SuiteError, UsageError
 from amp_checks.records import fixtures
+from amp_checks.report.document import Document
+from amp_checks.report.json_format import as_values
+from amp_checks.report.reading import from_values
+from amp_checks.report.values import encode
 
 _PREFIX, _SUFFIX = "torch-", ".json.xz"
 _OF_ONE_MACHINE = ("torch_path", "platform")
@@ -26,7 +30,7 @@ def versions() -> dict[str, Path]:
     return dict(sorted(by_version.items(), key=lambda pair: [int(part) for part in pair[0].split(".")]))
 
 
-def read(version: str) -> dict[str, Any]:
+def read(version: str) -> Document:
     """The recorded results of a version.
 
     Raises:
@@ -34,23 +38,23 @@ def read(version: str) -> dict[str, Any]:
     """
     path = versions()[version]
     try:
-        content: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
-    except (OSError, ValueError, lzma.LZMAError) as error:
+        return from_values(json.loads(lzma.decompress(path.read_bytes())), name=path.name)
+    except (OSError, ValueError, lzma.LZMAError, UsageError) as error:
         raise SuiteError(f"{path.name} cannot be read as recorded results: {error}") from error
-    return content
 
 
-def write(folder: Path, content: dict[str, Any]) -> Path:
-    """Record a results document under its torch's release number.
+def write(folder: Path, document: Document) -> Path:
+    """Record a document under its torch's release number.
 
     Raises:
         SuiteError: the run did not finish, so it is nothing to compare with.
     """
-    if not content["complete"]:
+    if not document.complete:
         raise SuiteError("a run that did not finish is nothing to compare with: it is not recorded")
-    environment = {name: value for name, value in content["environment"].items() if name not in _OF_ONE_MACHINE}
-    lasting = {name: value for name, value in content.items() if name not in ("seconds", "curves", "tests")}
-    text = json.dumps({**lasting, "environment": environment}, ensure_ascii=False, allow_nan=False)
+    environment = {name: value for name, value in document.environment.items() if name not in _OF_ONE_MACHINE}
+    lasting = as_values(dataclasses.replace(document, environment=environment, curves=(), tests={}, tables=()))
+    del lasting["seconds"]
+    text = json.dumps(encode(lasting), ensure_ascii=False, allow_nan=False)
     path = folder / f"{_PREFIX}{environment['torch'].partition('+')[0]}{_SUFFIX}"
     path.write_bytes(lzma.compress(text.encode(), preset=9))
     return path

@@ -1,39 +1,18 @@
-"""The one command that runs an item again: the suite's own by its id, a user's test by its node id.
-
-``tests`` in a results document, optional, tells a user's tests from the suite's own items::
-
-    {id of the item: {"node": "tests/test_amp.py::test_amp[...]", "file": "tests/test_amp.py", "line": 38}}
-"""
+"""The one command that runs an item again: the suite's own by its id, a user's test by its node id."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from amp_checks.core import Result
+from amp_checks.report.document import Document
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a user's test stands: its pytest node id, its file from pytest's root folder, its line (from 1) or None."""
-
-    node: str
-    file: str
-    line: int | None
-
-
-def command(result: Result, content: Mapping[str, Any]) -> str:
-    """What to type to run the item of that result again.
-
-    Args:
-        result: what came of it.
-        content: the results document that it stands in; its ``tests`` and its ``selection`` are looked at.
-    """
-    if test := content.get("tests", {}).get(result.id):
-        return f"pytest {shlex.quote(str(test['node']))}"
-    return of_item(result.id, result.backend, plant=content.get("selection", {}).get("plant"))
+def command(result: Result, document: Document) -> str:
+    """What to type to run the item of that result, one of the document's, again."""
+    if (test := document.tests.get(result.id)) is not None:
+        return f"pytest {shlex.quote(test.node)}"
+    return of_item(result.id, result.backend, plant=document.selection.get("plant"))
 
 
 def of_item(item: str, backend: str, *, plant: str | None) -> str:

@@ -1,7 +1,8 @@
 """Results on disk as they come, one JSON line each: what is left when a run is killed.
 
 The file begins with a line that names its schema and holds environment and selection; then each item leaves a line when
-it begins (``{"begun": id}``) and one with its result. `read` makes a results document of it, marked incomplete.
+it begins (``{"begun": id, "family": ..., "backend": ...}``) and one with its result. `read` makes a document of it,
+marked incomplete.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amp_checks import backends
-from amp_checks.core import Result, Status, SuiteError, UsageError
-from amp_checks.report import json_format
-from amp_checks.suite import collect
+from amp_checks.core import Outcome, Result, Status, SuiteError, UsageError
+from amp_checks.report.document import Document
+from amp_checks.report.files import ODD, check_version
+from amp_checks.report.values import encode, result_from_json
 
 try:
     import fcntl
@@ -24,7 +25,7 @@ except ImportError:  # Windows
 
 FILE = "results.partial.jsonl"
 SCHEMA = "amp_checks/results.partial"
-VERSION = 1
+VERSION = 2
 
 
 class Stream:
@@ -77,47 +78,35 @@ class Stream:
         Raises:
             SuiteError: the folder cannot be written to; told once, results are let go.
         """
-        if self._path is None:
-            return
         head = {"schema": SCHEMA, "version": VERSION, "environment": environment, "selection": selection}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(head, mode="w")
-        except OSError as error:
-            self._give_up(error)
+        self._put(head, mode="w")
 
-    def note_begun(self, item: str) -> None:
+    def note_begun(self, item: str, *, family: str, backend: str) -> None:
         """Put on disk that the item begins, before it does: should it take the process with it, it is named.
 
         Raises:
             SuiteError: as `begin`.
         """
-        self._append({"begun": item})
+        self._put({"begun": item, "family": family, "backend": backend})
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Put one result, as `json_format.result_to_json` gives it, on disk before the next item starts.
+        """Put one result, as `values.result_to_json` gives it, on disk before the next item starts.
 
         Raises:
             SuiteError: as `begin`.
         """
-        self._append(entry)
+        self._put(entry)
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _put(self, entry: dict[str, Any], *, mode: str = "a") -> None:
         if self._path is None:
             return
         try:
-            self._write(entry, mode="a")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open(mode, encoding="utf-8", errors=ODD) as file:
+                file.write(json.dumps(encode(entry), ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
-            self._give_up(error)
-
-    def _write(self, entry: dict[str, Any], *, mode: str) -> None:
-        assert self._path is not None
-        with self._path.open(mode, encoding="utf-8", errors=json_format.ODD) as file:
-            file.write(json.dumps(json_format.encode(entry), ensure_ascii=False, allow_nan=False) + "\n")
-
-    def _give_up(self, error: OSError) -> None:
-        path, self._path = self._path, None
-        raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
+            path, self._path = self._path, None
+            raise SuiteError(f"the report {path} cannot be written: {error.strerror or error}") from error
 
     def drop(self) -> None:
         """Remove the file: the reports are complete."""
@@ -126,20 +115,20 @@ class Stream:
                 self._path.unlink(missing_ok=True)
 
 
-def unfinished(item: str, message: str, *, family: str | None = None) -> Result:
+def unfinished(item: str, message: str, *, family: str, backend: str) -> Result:
     """The result of an item that ended without one: it measured nothing, and passes for nothing.
 
     Args:
-        item: its id.
+        item: its id, which ends with the backend's.
         message: what became of it.
-        family: the family, where the caller knows it; None: as the tables have it.
+        family: its family.
+        backend: the id of its backend.
     """
-    backend = max((name for name in backends.IDS if item.endswith(f"-{name}")), key=len, default="unknown")
     check, _, case = item.removesuffix(f"-{backend}").partition("-")
     return Result(
         check=check,
         case=case,
-        family=family or collect.family_of(item, backend),
+        family=family,
         backend=backend,
         emulated=backend.startswith("emulated-"),
         status=Status.ERROR,
@@ -152,23 +141,31 @@ def is_stream(text: str) -> bool:
     return text.startswith(f'{{"schema": "{SCHEMA}"')
 
 
-def read(path: Path, text: str) -> dict[str, Any]:
-    """A results document of what a killed run left: incomplete, items that had begun and not finished as errors.
+def read(path: Path, text: str) -> Document:
+    """A document of what a killed run left: incomplete, items that had begun and not finished as errors.
 
     Raises:
-        UsageError: another version, or a line that is no JSON; a last line that was cut short is let go.
-        SuiteError: a line that is no result.
+        UsageError: another version, a line that is no JSON or no result; a last line that was cut short is let go.
     """
     whole = text[: text.rfind("\n") + 1].splitlines()
+    results: dict[str, Result] = {}
+    begun: dict[str, Result] = {}
     try:
         head, *entries = [json.loads(line) for line in whole]
-        if head["version"] != VERSION:
-            raise UsageError(json_format.other_version(path, SCHEMA, head["version"], VERSION))
-        results = {entry["id"]: json_format.result_from_json(entry) for entry in entries if "begun" not in entry}
-        begun = [entry["begun"] for entry in entries if "begun" in entry]
-        environment, selection = head["environment"], head["selection"]
-    except (ValueError, KeyError, TypeError) as error:
+        check_version(path, SCHEMA, head["version"], VERSION)
+        for entry in entries:
+            if "begun" in entry:
+                where = {"family": entry["family"], "backend": entry["backend"]}
+                begun[entry["begun"]] = unfinished(entry["begun"], "the run ended while this item ran", **where)
+            else:
+                results[entry["id"]] = result_from_json(entry)
+        return Document(
+            results=list((begun | results).values()),
+            environment=head["environment"],
+            selection=head["selection"],
+            ended=Outcome.UNFINISHED,
+        )
+    except UsageError:
+        raise
+    except (SuiteError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read as results: {type(error).__name__}: {error}") from error
-    for item in begun:
-        results.setdefault(item, unfinished(item, "the run ended while this item ran"))
-    return json_format.document(results.values(), environment=environment, selection=selection, complete=False)

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from amp_checks import backends as backend_table
-from amp_checks.core import Backend, Case, Finding, SuiteError, UsageError, first_line
+from amp_checks.core import Case, Finding, SuiteError, UsageError, first_line
 from amp_checks.suite.family import FAMILIES, cases, checks_for
 from amp_checks.suite.item import Item
+from amp_checks.torch_api.backend import Backend
 
 NO_FAMILY = "unknown"
 """In place of a family, for an item that is in no table: one of a user's own cases."""

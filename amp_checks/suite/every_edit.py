@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 
-from amp_checks.core import Backend, Result, Status, SuiteError
+from amp_checks.core import Result, Status, SuiteError
 from amp_checks.records import fixtures, known_defects
 from amp_checks.suite import edits, planting
 from amp_checks.suite.edits import Edit
 from amp_checks.suite.item import Item
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Tally
+from amp_checks.torch_api.backend import Backend
 
 SECONDS = 60.0
 """How long a child may take."""

@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amp_checks.core import Backend, Case, Check, unknown
+from amp_checks.core import Case, Check, unknown
+from amp_checks.torch_api.backend import Backend
 
 if TYPE_CHECKING:
     from amp_checks.suite.planting import Mutant, Tally
@@ -29,7 +30,7 @@ class Family:
         bulk: more planted faults, for the self-test alone: functions from a line-by-line progress to tallies, such as
             the removal of every rule.
         curves: name of a check -> the curves of what it ran, as `amp_checks.report.curves` has them.
-        tables: what its rows cover, for reports: as `amp_checks.report.tables` has them.
+        tables: what its rows cover, for reports: as `amp_checks.report.document` has them.
     """
 
     name: str

@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from amp_checks import backends as backend_table
-from amp_checks.core import Backend, Case, Check, Result, Status, item_id
+from amp_checks.core import Case, Check, Result, Status, item_id
 from amp_checks.records import known_defects
 from amp_checks.suite.measure import measure, record
+from amp_checks.torch_api.backend import Backend
 
 if TYPE_CHECKING:
     from amp_checks.suite.planting import Mutant

@@ -19,7 +19,6 @@ from contextvars import ContextVar
 from typing import NoReturn
 
 from amp_checks.core import (
-    Backend,
     Case,
     Check,
     Finding,
@@ -32,6 +31,7 @@ from amp_checks.core import (
     first_line,
     out_of_memory,
 )
+from amp_checks.torch_api.backend import Backend
 
 _recorder: ContextVar[list[Result] | None] = ContextVar("recorder", default=None)
 

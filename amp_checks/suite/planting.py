@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from amp_checks.core import RAISED, Backend, Case, Check, Finding, Result, Status, SuiteError, unknown
+from amp_checks.core import RAISED, Case, Check, Finding, Result, Status, SuiteError, unknown
 from amp_checks.suite.family import FAMILIES, cases, checks_for
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 SAMPLE = 12
 """How many faults a run plants."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from amp_checks.core import Backend
+from amp_checks.torch_api.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from amp_checks.core import Backend
 from amp_checks.suite import planting
 from amp_checks.suite.family import FAMILIES, Progress, checks_for
 from amp_checks.suite.planting import Tally
+from amp_checks.torch_api.backend import Backend
 
 
 def table(family: str, chosen: Sequence[Backend], progress: Progress) -> Tally:

@@ -103,23 +103,17 @@ _below_autograd: Callable[[], AbstractContextManager[None]] = _private(
 _composite_implicit: Any = _private("_C.DispatchKey.CompositeImplicitAutograd", "to decompose composite ops")
 
 
+_parse_key: Callable[[str], Any] = _private("_C._dispatch_key_parse", "to name dispatch keys")
+
+
 def has_key(keys: KeySet, name: str) -> bool:
     """Whether the set holds the dispatch key of that name."""
-    found: bool = keys.has(torch._C._dispatch_key_parse(name))
-    return found
+    return bool(keys.has(_parse_key(name)))
 
 
-def key_set(*names: str) -> KeySet:
-    """The set of the named dispatch keys."""
-    made: KeySet = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
-    for name in names[1:]:
-        made = made | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return made
-
-
-def autocast_key_set(device_type: str) -> KeySet:
-    """The set of one key, the device type's autocast key (not an attribute of ``DispatchKey`` for every device)."""
-    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(autocast_key(device_type)))
+def one_key(name: str) -> KeySet:
+    """The set of the dispatch key of that name, also of one that is no attribute of ``DispatchKey``."""
+    return torch._C.DispatchKeySet(_parse_key(name))
 
 
 def autograd_key_set() -> KeySet:
@@ -127,12 +121,12 @@ def autograd_key_set() -> KeySet:
     before = exclude_set()
     with _below_autograd():
         autograd = exclude_set() - before
-    return autograd | key_set("ADInplaceOrView")
+    return autograd | one_key("ADInplaceOrView")
 
 
 def functorch_key_set() -> KeySet:
     """The keys at which ``torch.func`` transforms enter."""
-    return key_set("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
+    return one_key("FuncTorchDynamicLayerFrontMode") | one_key("FuncTorchDynamicLayerBackMode")
 
 
 def decompose(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,8 +187,9 @@ def checkpoint_metadata_checks() -> dict[str, Callable[[torch.Tensor], Any]]:
 # --- Functions of autograd: two that stand for one op must cost little more than one op. ----------------------------
 
 no_torch_function: Callable[[], AbstractContextManager[None]] = _private(
-    "_C.DisableTorchFunction", "to keep the emulation out of its own backward functions"
+    "_C.DisableTorchFunction", "to keep function modes out of the suite's own calls"
 )
+no_function_modes = no_torch_function
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -240,18 +235,12 @@ def set_cudnn_enabled(enabled: bool) -> bool:
 
 # --- Kernels of one op: planted faults replace them, the op-entry probe stands among them. --------------------------
 
-_parse_key: Callable[[str], Any] = _private("_C._dispatch_key_parse", "to name dispatch keys")
 _include_keys: Callable[[Any], AbstractContextManager[None]] = _private(
     "_C._IncludeDispatchKeyGuard", "to see an op at its entry below autocast"
 )
 _exclude_keys: Callable[[KeySet], AbstractContextManager[None]] = _private(
     "_C._ExcludeDispatchKeyGuard", "to run an op below autocast"
 )
-
-
-def one_key(name: str) -> KeySet:
-    """The set of the dispatch key of that name, also of one that is no attribute of ``DispatchKey``."""
-    return torch._C.DispatchKeySet(_parse_key(name))
 
 
 def including(key: str) -> AbstractContextManager[None]:
@@ -282,8 +271,7 @@ def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[N
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor was changed in place: autograd's own counter."""
-    version: int = tensor._version
-    return version
+    return int(tensor._version)
 
 
 def argument_names(op: Any) -> tuple[str, ...]:
@@ -299,7 +287,8 @@ def argument_types(op: Any) -> tuple[str, ...]:
 # --- Audit: which forward op a backward op belongs to, and what a scaler found. -------------------------------------
 
 _latest_number: Callable[[], int] = _private("autograd._get_sequence_nr", "to name the forward op of a gradient")
-_running_node: Callable[[], Any] = _private("_C._current_autograd_node", "to name the forward op of a gradient")
+running_node: Callable[[], Any] = _private("_C._current_autograd_node", "to name the forward op of a gradient")
+"""The autograd node whose backward runs in this thread, or None."""
 
 
 def latest_node_number() -> int:
@@ -307,15 +296,9 @@ def latest_node_number() -> int:
     return _latest_number() - 1
 
 
-def running_node() -> Any:
-    """The autograd node whose backward runs in this thread, or None."""
-    return _running_node()
-
-
 def node_number(node: Any) -> int:
     """The sequence number of an autograd node, as `latest_node_number` gave it while its forward ran."""
-    number: int = node._sequence_nr()
-    return number
+    return int(node._sequence_nr())
 
 
 def unscaled_found_inf(scaler: Any, optimizer: Any) -> bool:
@@ -326,12 +309,7 @@ def unscaled_found_inf(scaler: Any, optimizer: Any) -> bool:
 
 def region_settings(region: torch.autocast) -> tuple[str, torch.dtype, bool, bool]:
     """Device type, dtype, whether enabled and whether it caches casts: what `torch.autocast` was made with."""
-    return (
-        str(region.device),
-        region.fast_dtype,
-        bool(region._enabled),
-        bool(region._cache_enabled),
-    )
+    return str(region.device), region.fast_dtype, bool(region._enabled), bool(region._cache_enabled)
 
 
 def set_region_enabled(region: torch.autocast, enabled: bool) -> bool:
@@ -339,11 +317,6 @@ def set_region_enabled(region: torch.autocast, enabled: bool) -> bool:
     before = bool(region._enabled)
     region._enabled = enabled
     return before
-
-
-no_function_modes: Callable[[], AbstractContextManager[None]] = _private(
-    "_C.DisableTorchFunction", "to look at tensors while a function mode is on"
-)
 
 
 def backward_engine() -> tuple[Any, str]:
@@ -370,13 +343,11 @@ def is_mutating(op: Any) -> bool:
 
 # --- Gradient scaling: the kernels under a scaler, and what of it only optimizers and torch's own tests read. -------
 
-_check_and_unscale = _private("_amp_foreach_non_finite_check_and_unscale_", "to test the check of gradients by itself")
+check_and_unscale: Callable[[list[torch.Tensor], torch.Tensor, torch.Tensor], None] = _private(
+    "_amp_foreach_non_finite_check_and_unscale_", "to test the check of gradients by itself"
+)
+"""Multiply gradients by ``inverse`` in place; set ``found_inf`` where one has inf or NaN: unscale_'s kernel."""
 _update_scale = _private("_amp_update_scale_", "to test the update of scale and growth tracker by itself")
-
-
-def check_and_unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
-    """Multiply gradients by ``inverse`` in place; set ``found_inf`` where one has inf or NaN: unscale_'s kernel."""
-    _check_and_unscale(gradients, found_inf, inverse)
 
 
 def update_scale(
@@ -406,8 +377,7 @@ def check_inf_per_device(scaler: Any, optimizer: torch.optim.Optimizer) -> dict[
 
 def get_growth_tracker(scaler: Any) -> int:
     """The tracker of a scaler that gives no state because it is disabled."""
-    tracker: int = scaler._get_growth_tracker()
-    return tracker
+    return int(scaler._get_growth_tracker())
 
 
 def set_growth_tracker(scaler: Any, tracker: torch.Tensor | None) -> None:

@@ -34,6 +34,11 @@ def _autocast_switches() -> dict[str, _Switch]:
     return switches
 
 
+def _of_cudnn(name: str) -> _Switch:
+    cudnn = torch.backends.cudnn
+    return functools.partial(getattr, cudnn, name), functools.partial(setattr, cudnn, name)
+
+
 def _set_nesting(depth: int) -> None:
     while (now := torch.autocast_increment_nesting()) - 1 < depth:
         pass
@@ -69,22 +74,10 @@ _SWITCHES: dict[str, _Switch] = {
     "CPU random state": (torch.get_rng_state, torch.set_rng_state),
     "CUDA random state": (_cuda_rng, _set_cuda_rng),
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "TF32 in cuDNN": (
-        lambda: torch.backends.cudnn.allow_tf32,
-        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
-    ),
-    "cuDNN enabled": (
-        lambda: torch.backends.cudnn.enabled,
-        lambda value: setattr(torch.backends.cudnn, "enabled", value),
-    ),
-    "cuDNN benchmark": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
-    ),
-    "cuDNN deterministic": (
-        lambda: torch.backends.cudnn.deterministic,
-        lambda value: setattr(torch.backends.cudnn, "deterministic", value),
-    ),
+    "TF32 in cuDNN": _of_cudnn("allow_tf32"),
+    "cuDNN enabled": _of_cudnn("enabled"),
+    "cuDNN benchmark": _of_cudnn("benchmark"),
+    "cuDNN deterministic": _of_cudnn("deterministic"),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
 }

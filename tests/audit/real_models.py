@@ -6,20 +6,19 @@ tests/audit/real_models.py`` (the tox environment ``models``).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture, loss, move
+from audited_loops import report_on
 from torch import nn
 
-from amp_checks import backends
-from amp_checks.audit import AuditCase, Report, Severity, Training, audit
+from amp_checks.audit import Report, Severity, Training
 
 
-def _case(architecture: Architecture, plant: Any = None) -> AuditCase:
+def _builder(architecture: Architecture, plant: Any) -> Callable[[str, torch.dtype], Training]:
     def build(device: str, dtype: torch.dtype) -> Training:
         model = architecture.build()
         if plant is not None:
@@ -40,13 +39,11 @@ def _case(architecture: Architecture, plant: Any = None) -> AuditCase:
 
         return Training(model=model, step=step, batches=[move(architecture.batch(), device) for _ in range(2)])
 
-    return AuditCase(id=architecture.id, build=build)
+    return build
 
 
-def _audit(case: AuditCase, backend: str) -> Report:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return audit(case, backends.backend(backend))
+def _audit(architecture: Architecture, backend: str, plant: Any = None) -> Report:
+    return report_on(_builder(architecture, plant), backend, id=architecture.id)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +51,7 @@ def _audit(case: AuditCase, backend: str) -> Report:
     [pytest.param(one, backend, id=f"{one.id}-{backend}") for one in ARCHITECTURES for backend in one.backends],
 )
 def test_no_crash_and_no_false_alarm(architecture: Architecture, backend: str) -> None:
-    report = _audit(_case(architecture), backend)
+    report = _audit(architecture, backend)
     alarms = [one for one in report.diagnostics if one.severity is not Severity.NOTE]
     unexpected = [one for one in alarms if one.rule not in architecture.true_findings]
     assert [(one.rule, one.place, one.message) for one in unexpected] == []
@@ -127,6 +124,6 @@ def test_planted_fault_is_placed_on_its_module(architecture: Architecture, fault
         planted[:] = [name]
         _replace(model, name, wrap(model.get_submodule(name), dtype))
 
-    report = _audit(_case(architecture, plant), "emulated-cuda-float16")
+    report = _audit(architecture, "emulated-cuda-float16", plant)
     found = [one for one in report.diagnostics if one.rule == rule]
     assert planted[0] in {one.module for one in found}, [(one.rule, one.place) for one in report.diagnostics]

@@ -102,5 +102,5 @@ def test_memory_given_to_a_tensor_of_another_dtype_is_no_cast_any_more() -> None
         name="aten::_to_copy", step=0, backward=False, inputs=(), outputs=(torch.float32,), module=None, frame=None
     )
     ops.made = {tensor.data_ptr(): cast for tensor in tensors}
-    assert ops._outputs(tensors) == [tensors[2]]
+    assert ops.outputs(tensors) == [tensors[2]]
     assert ops.made == {}

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 import torch
+from audited_loops import CPU, report_on
 from torch import nn
 
-from amp_checks import backends
 from amp_checks.audit import AuditCase, Report, Severity, Training, audit
 from amp_checks.audit.ignore import Ignored
 from amp_checks.audit.report import as_json, text
@@ -30,9 +30,6 @@ FAULTS = {
     "replaces what is not finite": "overflow-hidden",
 }
 """Faults of the program below, and the rule that names each."""
-
-
-CPU = backends.backend("cpu-float16")
 
 
 def _program(device: str, dtype: torch.dtype, faults: AbstractSet[str]) -> Training:
@@ -81,9 +78,8 @@ def _replace_what_is_not_finite(model: nn.Module) -> None:
             parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _audited(*faults: str, backend: str = "cpu-float16") -> Report:
-    case = AuditCase(id="two faults", build=lambda device, dtype: _program(device, dtype, set(faults)))
-    return audit(case, backends.backend(backend))
+def _audited(*faults: str) -> Report:
+    return report_on(lambda device, dtype: _program(device, dtype, set(faults)), id="two faults")
 
 
 def _errors(report: Report) -> list[str]:
@@ -133,7 +129,7 @@ def _turned(times: float) -> Report:
 
         return Training(model=model, batches=[torch.randn(64, 8).to(device) for _ in range(4)], step=step)
 
-    return audit(AuditCase(id="turned", build=case), CPU)
+    return report_on(case, id="turned")
 
 
 def test_gradients_of_a_wrong_size_are_told_wherever_they_point() -> None:

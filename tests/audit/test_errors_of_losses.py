@@ -11,8 +11,11 @@ from torch import nn
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, Severity, Training, audit
-from amp_checks.audit.runs import plan
-from amp_checks.audit.runs.perturbation import SHAKES, Shake
+from amp_checks.audit.evidence import Evidence
+from amp_checks.audit.probes import values
+from amp_checks.audit.probes.values import ValueRecorder
+from amp_checks.audit.runs.perturbation import PERTURBED_RUNS, Perturbation
+from amp_checks.audit.runs.plan import AMP, FP32, Runs
 from amp_checks.torch_api.numerics import SALT
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -76,13 +79,13 @@ def test_what_cancels_is_judged_by_what_it_is_made_of(
         assert [one.message for one in found if one.severity is not Severity.NOTE] == [], salt
 
 
-def test_a_shake_moves_parameters_by_half_a_rounding_error_at_most() -> None:
+def test_a_perturbation_moves_parameters_by_half_a_rounding_error_at_most() -> None:
     moved = []
     for number in (0, 1, 0):
         training = Training(model=nn.Linear(64, 64, dtype=torch.float64), batches=[], step=print)
         weight = training.named_parameters()["weight"]
         before = weight.detach().clone()
-        Shake(dtype=torch.bfloat16, number=number)(training)
+        Perturbation(dtype=torch.bfloat16, seed=number).prepared(training)
         moved.append((weight.detach() / before - 1.0) / torch.finfo(torch.bfloat16).eps)
         assert 0.49 < moved[-1].abs().max().item() <= 0.5
         assert moved[-1].mean().abs().item() < 0.02
@@ -90,7 +93,7 @@ def test_a_shake_moves_parameters_by_half_a_rounding_error_at_most() -> None:
     assert (moved[0] - moved[1]).abs().max().item() > 0.5
 
 
-def test_only_what_errs_is_shaken() -> None:
+def test_only_what_errs_is_perturbed() -> None:
     def plain(model: nn.Module, batch: Any) -> torch.Tensor:
         return (_scores(model, batch[0]) - 1.0).square().mean()
 
@@ -100,10 +103,11 @@ def test_only_what_errs_is_shaken() -> None:
             scores.register_hook(lambda gradient: gradient * 1.05)
         return (scores - 1.0).square().mean()
 
-    assert plan.gather(_case(plain), backends.backend("cpu-bfloat16")).shaken == ()
-    evidence = plan.gather(_case(turned), backends.backend("cpu-bfloat16"))
-    assert len(evidence.shaken) == SHAKES
-    assert len({trace.losses[0] for trace in evidence.shaken}) == SHAKES
+    backend = backends.backend("cpu-bfloat16")
+    assert Evidence(Runs(_case(plain), backend)).compared.perturbed == ()
+    perturbed = Evidence(Runs(_case(turned), backend)).compared.perturbed
+    assert len(perturbed) == PERTURBED_RUNS
+    assert len({trace.losses[0] for trace in perturbed}) == PERTURBED_RUNS
 
 
 def test_what_float32_gets_as_wrong_is_no_fault_of_amp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +135,5 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_a_constant_of_the_dtype_is_no_amplifier(name: str) -> None:
-    assert plan._amplified(_masked(MASKS[name]), backends.backend("cpu-float16")) is None
+    runs = Runs(_masked(MASKS[name]), backends.backend("cpu-float16"))
+    assert values.find(runs.recorded(AMP, ValueRecorder), runs.recorded(FP32, ValueRecorder)) is None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amp_checks.audit import Severity
 from amp_checks.audit.probes import backward
-from amp_checks.audit.probes.backward import Made
+from amp_checks.audit.probes.backward import Made, SourceOp
 from amp_checks.audit.report import text
 
 ADDED_AS_SCALED = hook(lambda gradient, scale: gradient + 0.1 * scale())
@@ -110,7 +110,7 @@ def test_a_second_loss_of_scaled_gradients_is_found() -> None:
 
 
 def _made(op: str, *values: float, where: str = "a.py:1") -> Made:
-    return Made(op=op, where=where, value=torch.tensor(values, dtype=torch.float64))
+    return Made(by=SourceOp(op=op, where=where), value=torch.tensor(values, dtype=torch.float64))
 
 
 def test_the_first_op_that_does_not_follow_the_scale_is_to_blame() -> None:
@@ -118,12 +118,12 @@ def test_the_first_op_that_does_not_follow_the_scale_is_to_blame() -> None:
     scaled = [_made("norm", 0.125), _made("mul", 8.0, 16.0), _made("add", 9.0, 17.0), _made("mul", 1.0, 1.0)]
     scaled[0] = _made("norm", 5.0 / 64)  # its inverse square
     found = backward.find(plain, scaled, 8.0)
-    assert found == backward.Culprit(op="add", where="a.py:1")
+    assert found == SourceOp(op="add", where="a.py:1")
 
 
 def test_where_every_op_follows_the_scale_the_last_is_to_blame() -> None:
     plain, scaled = [_made("norm", 2.0), _made("sign", 1.0)], [_made("norm", 16.0), _made("sign", 1.0)]
-    assert backward.find(plain, scaled, 8.0) == backward.Culprit(op="sign", where="a.py:1")
+    assert backward.find(plain, scaled, 8.0) == SourceOp(op="sign", where="a.py:1")
     assert backward.find([], [], 8.0) is None
 
 
@@ -135,7 +135,7 @@ def test_where_every_op_follows_the_scale_the_last_is_to_blame() -> None:
 def test_programs_that_part_are_not_compared_any_further(other: Made) -> None:
     first, last = _made("add", 1.0), _made("exp", 5.0)
     found = backward.find([first, other, _made("exp", 1.0)], [first, _made("sign", 3.0), last], 8.0)
-    assert found == backward.Culprit(op="add", where="a.py:1")
+    assert found == SourceOp(op="add", where="a.py:1")
 
 
 def test_ops_that_change_lists_in_place_are_to_blame_too() -> None:

@@ -20,7 +20,7 @@ from amp_checks.audit.modules import ModuleFacts
 from amp_checks.audit.watching import magnitudes
 from amp_checks.cli.audit import add_arguments, main
 from amp_checks.core import SuiteError, UsageError
-from amp_checks.report import FORMATS, json_format
+from amp_checks.report import FORMATS, files, merging, reading
 
 HALF = torch.float16
 
@@ -152,26 +152,27 @@ def test_audits_join_a_report_or_stand_alone(tmp_path: Path, capsys: pytest.Capt
     page = tmp_path / "page.html"
     content = _audited(tmp_path, "--html", str(page))
     capsys.readouterr()
-    assert page.read_text(encoding="utf-8") == FORMATS["html"].render(content)
+    document = reading.from_values(content, name="audit.json")
+    assert page.read_text(encoding="utf-8") == FORMATS["html"].render(document)
     assert cli.entry(["report", str(tmp_path / "audit.json"), "--format", "html", "-o", str(tmp_path / "b.html")]) == 0
     assert cli.entry(["report", str(tmp_path / "audit.json"), "--format", "junit"]) == 4
     assert "audits alone" in capsys.readouterr().err
     with pytest.raises(UsageError, match="html, json"):
-        FORMATS["markdown"].render(content)
+        FORMATS["markdown"].render(document)
 
 
 def test_audits_and_results_are_merged(tmp_path: Path) -> None:
-    from documents import RESULTS, document
+    from documents import RESULTS, audits, document
 
     wrong = {"severity": "error", "ignored": None}
-    audits = json_format.audits_document([{"case": "mine", "backend": "cpu-float16", "diagnostics": [wrong]}])
-    whole = json_format.merge([document(RESULTS), audits])
-    assert whole["errors"] == ["the audit of mine under cpu-float16 found 1 errors"]
-    assert whole["audits"] == audits["audits"]
-    assert len(whole["results"]) == len(RESULTS)
+    found = audits([{"case": "mine", "backend": "cpu-float16", "diagnostics": [wrong]}])
+    whole = merging.merge([document(RESULTS), found])
+    assert whole.problems == ["the audit of mine under cpu-float16 found 1 errors"]
+    assert whole.audits == found.audits
+    assert len(whole.results) == len(RESULTS)
     with pytest.raises(SuiteError, match="holds no results"):
-        json_format.results_of(audits)
-    assert json_format.merge([audits, audits])["audits"] == 2 * audits["audits"]
+        found.only_results()
+    assert merging.merge([found, found]).audits == [*found.audits, *found.audits]
     file = tmp_path / "broken.json"
-    json_format.write(file, audits)
+    files.write_text(file, FORMATS["json"].render(found))
     assert cli.entry(["report", str(file), "--format", "html"]) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 
 from amp_checks.audit import measures
-from amp_checks.audit.watching.ops import OpWatch
+from amp_checks.audit.measures import Compared
+from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
-from amp_checks.audit.watching.watch import Watch
+from amp_checks.audit.watching.uses import TensorUses
 
 RIGHT = {name: torch.full((4,), float(place + 1), dtype=torch.float64) for place, name in enumerate("abcd")}
 
 
-def _evidence(amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor]) -> Any:
-    traces = {name: Trace(gradients=gradients) for name, gradients in (("amp", amp), ("fp32", fp32), ("fp64", RIGHT))}
-    return types.SimpleNamespace(shaken=(), **traces)
+def _compared(
+    amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor], exact: dict[str, torch.Tensor] = RIGHT
+) -> Compared:
+    return Compared(amp=Trace(gradients=amp), fp32=Trace(gradients=fp32), exact=Trace(gradients=exact))
 
 
 def _times(**factors: float) -> dict[str, torch.Tensor]:
@@ -41,40 +44,38 @@ def _times(**factors: float) -> dict[str, torch.Tensor]:
     ids=["small", "large", "not far", "most", "one alone", "float32 too", "all zero", "some flushed", "none"],
 )
 def test_wrong_size(amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor], factor: float | None) -> None:
-    found = measures.wrong_size(_evidence(amp, fp32))
+    found = measures.wrong_size(_compared(amp, fp32))
     assert found == (factor if factor is None else pytest.approx(factor, rel=0.05))
 
 
 def test_gradients_that_rounding_makes_as_large_have_no_size() -> None:
-    evidence = _evidence(_times(all=16.0), RIGHT)
     for moved, factor in ((1.5, pytest.approx(16.0, rel=0.05)), (5.0, None)):
-        evidence.shaken = (Trace(gradients=_times(all=moved)),) * 2
-        assert measures.wrong_size(evidence) == factor
+        perturbed = (Trace(gradients=_times(all=moved)),) * 2
+        compared = dataclasses.replace(_compared(_times(all=16.0), RIGHT), perturbed=perturbed)
+        assert measures.wrong_size(compared) == factor
 
 
 def test_what_is_all_rounding_error_depends_on_no_scale() -> None:
     """Without a run in float64 nothing tells FP32's own error: then size does."""
     plain = {"a": torch.ones(4), "b": torch.full((4,), 1e-9)}
-    evidence: Any = types.SimpleNamespace(fp32=Trace(given=plain), fp64=None)
+    fp32 = Trace(raw_gradients=plain)
+    compared = Compared(amp=Trace(), fp32=fp32, exact=fp32)
     for name, factor, found in (("b", 100.0, None), ("a", 1.0005, None), ("a", 1.5, ("a", 0.5))):
-        evidence.scaled = Trace(given=plain | {name: plain[name] * factor})
-        assert measures.worst_dependence(evidence) == found
-    evidence.scaled = None
-    assert measures.worst_dependence(evidence) is None
+        scaled = Trace(raw_gradients=plain | {name: plain[name] * factor})
+        assert measures.worst_dependence(compared, scaled) == found
+    assert measures.worst_dependence(compared, None) is None
 
 
 def test_flushed_elements_do_not_make_gradients_small() -> None:
     long = {"a": torch.ones(1000, dtype=torch.float64)}
     flushed = {"a": long["a"] * (torch.arange(1000) == 0)}
-    amp, full = Trace(gradients=flushed), Trace(gradients=long)
-    evidence: Any = types.SimpleNamespace(amp=amp, fp32=full, fp64=full, shaken=())
-    assert measures.wrong_size(evidence) is None
+    assert measures.wrong_size(_compared(flushed, long, long)) is None
 
 
 def test_memory_that_is_given_to_another_tensor_forgets_what_it_was_multiplied_by() -> None:
-    ops: Any = OpWatch(Watch())
+    uses: Any = TensorUses(RunState())
     loss, multiply = torch.ones(1), types.SimpleNamespace(base="aten::mul", cast=False)
-    ops._multiplied(multiply, [loss], (loss, 256.0), loss)
-    assert ops.factors_of(loss) == (256.0,)
-    ops._multiplied(multiply, [loss], (loss, loss), loss.expand(2))
-    assert ops.factors_of(loss) == ()
+    uses._multiplied(multiply, [loss], (loss, 256.0), loss)
+    assert uses.factors_of(loss) == (256.0,)
+    uses._multiplied(multiply, [loss], (loss, loss), loss.expand(2))
+    assert uses.factors_of(loss) == ()

@@ -12,7 +12,8 @@ from torch import nn
 
 from amp_checks import backends
 from amp_checks.audit import AuditCase, load
-from amp_checks.audit.runs import plan
+from amp_checks.audit.evidence import Evidence
+from amp_checks.audit.runs.plan import AMP, Runs
 
 CPU = backends.backend("cpu-float16")
 
@@ -34,7 +35,7 @@ def test_a_case_draws_the_same_numbers_wherever_its_file_lies(tmp_path: Path) ->
             "    return {'model': model, 'batches': [torch.randn(8, 4).to(device)], 'loss': loss}\n",
             encoding="utf-8",
         )
-    first, second = (plan.gather(load(f"{file}:case"), CPU).amp for file in files)
+    first, second = (Runs(load(f"{file}:case"), CPU).trace(AMP) for file in files)
     assert first.start == second.start
     assert first.losses == second.losses
 
@@ -54,7 +55,7 @@ def test_a_loader_draws_in_every_run_what_it_draws_in_the_first() -> None:
         model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
         return {"model": model, "batches": _Drawn(), "loss": lambda model, batch: model(batch).float().square().mean()}
 
-    evidence = plan.gather(_case(case), backends.backend("cpu-bfloat16"))
+    evidence = Evidence(Runs(_case(case), backends.backend("cpu-bfloat16")))
     assert evidence.fp64 is not None
     losses = [[loss for _, loss in trace.losses] for trace in (evidence.amp, evidence.fp32, evidence.fp64)]
     assert losses[1] == pytest.approx(losses[2], rel=1e-5)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import document, result
+from documents import document, plain, result
 
 from amp_checks import backends, cli
 from amp_checks.core import Status
-from amp_checks.report import json_format
+from amp_checks.report import FORMATS, files
 from amp_checks.suite import planting
 
 FEW = "nan"
@@ -222,7 +222,7 @@ def test_json_on_standard_output_stands_there_alone() -> None:
 
 def test_a_document_on_standard_output_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     content = document([result("中野 \U0001f600 \udcff", Status.FAILED, message="ü")])
-    json_format.write(tmp_path / "in.json", content)
+    files.write_text(tmp_path / "in.json", FORMATS["json"].render(content))
     done = subprocess.run(
         [sys.executable, "-m", "amp_checks", "report", "in.json", "--format", "json"],
         capture_output=True,
@@ -231,7 +231,7 @@ def test_a_document_on_standard_output_is_utf_8_whatever_the_locale(tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == content
+    assert json.loads(done.stdout) == plain(content)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from amp_checks import backends, cli
-from amp_checks.core import Backend, Result, Status, SuiteError
+from amp_checks.core import Result, Status, SuiteError
 from amp_checks.families import FAMILIES, checks_for
 from amp_checks.families.ops import sweep
 from amp_checks.families.ops.cases import OVERLOADS, RegistrationCase
@@ -25,6 +25,7 @@ from amp_checks.records import cast_policy, fixtures
 from amp_checks.suite import planting
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 SELFTEST = ["selftest", "--family", "ops", "--backend", "cpu-bfloat16"]
 

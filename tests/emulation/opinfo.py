@@ -4,7 +4,7 @@
     python tests/emulation/opinfo.py sweep --device cuda           every op, forward and backward, on emulated CUDA
 
 ``--every N --offset K`` takes one op in N. The last line is a summary as JSON. The exit status is 1 when an op fails
-that `EXPECTED` does not name, or one that it names does not fail.
+that `EXPECTED` does not name, or one that it names does not fail. Pytest does not collect it: `test_gate.py` runs it.
 """
 
 # ruff: noqa: T201 - a script

@@ -3,7 +3,8 @@
     python tests/emulation/torch_lists.py [--device cuda]
 
 Each row says in what dtype an op must run and what dtype it must give; the bits must be those of the op run on inputs
-cast by hand. In a process of its own: importing the lists freezes torch's flags. The last line is a summary as JSON.
+cast explicitly. In a process of its own: importing the lists freezes the flags of torch. The last line is a summary as
+JSON. Pytest does not collect it: `test_gate.py` runs it.
 """
 
 # ruff: noqa: T201 - a script

@@ -133,7 +133,7 @@ def run_with_stand_in(
         )
     )
     pytester.syspathinsert()
-    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     pytester._monkeypatch.setenv("COUNT_WORKERS", "1")
     return pytester.runpytest_subprocess(
         *("-p", "stand_in", "-p", "no:hypothesispytest", "--pyargs", "amp_checks", "--amp-require-cuda"), *arguments

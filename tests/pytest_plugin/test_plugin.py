@@ -50,15 +50,11 @@ def test_a_failure_shows_the_finding_and_the_command_that_reruns_it(
     )
 
 
-def test_a_broken_check_is_status_3_and_a_failure_beside_it_is_status_1(
-    pytester: pytest.Pytester, stub_suite: Install
-) -> None:
+def test_a_broken_check_is_status_3(pytester: pytest.Pytester, stub_suite: Install) -> None:
     stub_suite([StubCase(id="broken", does="break")])
     done, _ = results(pytester, *CPU)
     assert done.ret == 3
     done.stdout.fnmatch_lines(["*the check itself raised LookupError: row is missing*"])
-    stub_suite([StubCase(id="broken", does="break"), StubCase(id="wrong", does="fail")])
-    assert results(pytester, *CPU)[0].ret == 1
 
 
 def test_what_the_emulation_lacks_is_an_undeclared_skip(pytester: pytest.Pytester, stub_suite: Install) -> None:
@@ -66,7 +62,7 @@ def test_what_the_emulation_lacks_is_an_undeclared_skip(pytester: pytest.Pyteste
     done, written = results(pytester, "--amp-backend", "emulated-cuda-float16")
     done.assert_outcomes(passed=1, skipped=1)
     assert done.ret == 4
-    done.stdout.fnmatch_lines(["amp-checks: error: 1 items were skipped undeclared*torch.cuda.Stream*"])
+    done.stdout.fnmatch_lines(["amp-checks: error: 1 items were skipped without a declared reason*torch.cuda.Stream*"])
     assert [entry["status"] for entry in written["results"]] == ["not emulated", "passed"]
 
 
@@ -134,7 +130,7 @@ def test_an_unknown_item_names_the_nearest(pytester: pytest.Pytester, stub_suite
     stub_suite([StubCase(id="one")])
     done, _ = results(pytester, "--amp-item", "check_stub-on-cpu-float16")
     assert done.ret == 4
-    done.stderr.fnmatch_lines(["*the nearest is 'check_stub-one-cpu-float16'*"])
+    done.stderr.fnmatch_lines(["*did you mean 'check_stub-one-cpu-float16'*"])
 
 
 def test_an_item_that_other_options_leave_out_is_not_called_unknown(
@@ -200,7 +196,7 @@ def test_the_gate_refuses_a_skip(pytester: pytest.Pytester, stub_suite: Install)
     stub_suite([StubCase(id="one"), StubCase(id="two", does="lack")])
     done, _ = results(pytester, "--amp-require-cuda")
     assert done.ret == 4
-    done.stdout.fnmatch_lines(["amp-checks: error: 2 items were skipped undeclared*"])
+    done.stdout.fnmatch_lines(["amp-checks: error: 2 items were skipped without a declared reason*"])
 
 
 def test_an_interrupted_run_keeps_what_finished_marked_incomplete(

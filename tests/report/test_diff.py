@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,25 +11,31 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from documents import ENVIRONMENT, RESULTS, RIGHT, WRONG, document, error, result
+from documents import ENVIRONMENT, RESULTS, RIGHT, WRONG, document, error, plain, result
 
 from amp_checks import cli
-from amp_checks.core import Result, Status, SuiteError, UsageError, exact
-from amp_checks.report import diff, diff_formats, json_format, recorded
+from amp_checks.cli import diff
+from amp_checks.core import Outcome, Result, Status, SuiteError, UsageError, exact
+from amp_checks.report import FORMATS, files, merging, recorded
+from amp_checks.report.diff import formats
+from amp_checks.report.diff.compare import compare as compare_documents
+from amp_checks.report.diff.difference import Change, Difference
+from amp_checks.report.document import Document
+from amp_checks.report.summary import count
 
 
-def compare(old: list[Result], new: list[Result], **options: Any) -> diff.Difference:
-    return diff.compare(document(old), document(new), **options)
+def compare(old: list[Result], new: list[Result], **options: Any) -> Difference:
+    return compare_documents(document(old), document(new), **options)
 
 
-def only(changes: Any) -> diff.Change:
+def only(changes: Any) -> Change:
     [change] = changes
-    assert isinstance(change, diff.Change)
+    assert isinstance(change, Change)
     return change
 
 
 def test_a_document_is_the_same_as_itself() -> None:
-    found = diff.compare(document(), document())
+    found = compare_documents(document(), document())
     assert found.changes == []
     assert found.environment == []
     assert found.verdict() == f"the same: {len(RESULTS)} items, no difference"
@@ -128,7 +135,7 @@ def test_time_and_environment_are_told_and_decide_nothing() -> None:
     old = document([result("mm", seconds=1.0), result("bmm", seconds=0.1)])
     changed = ENVIRONMENT | {"torch": "2.14.1", "switches": {"cudnn.allow_tf32": False}, "gpu": "H100"}
     new = document([result("mm", seconds=2.5), result("bmm", seconds=0.9)], environment=changed)
-    found = diff.compare(old, new)
+    found = compare_documents(old, new)
     assert found.changes == []
     assert (only(found.times).old, only(found.times).new) == ("1.0 s", "2.5 s")
     assert [(change.item, change.old, change.new) for change in found.environment] == [
@@ -139,12 +146,12 @@ def test_time_and_environment_are_told_and_decide_nothing() -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Any:
+def arguments(tmp_path: Path) -> Any:
     """Writes two documents; gives the arguments that name them."""
 
-    def written(old: dict[str, Any], new: dict[str, Any], *options: str) -> argparse.Namespace:
+    def written(old: Document, new: Document, *options: str) -> argparse.Namespace:
         for name, content in (("old", old), ("new", new)):
-            json_format.write(tmp_path / f"{name}.json", content)
+            files.write_text(tmp_path / f"{name}.json", FORMATS["json"].render(content))
         parser = argparse.ArgumentParser()
         diff.add_arguments(parser)
         return parser.parse_args([str(tmp_path / "old.json"), str(tmp_path / "new.json"), *options])
@@ -153,6 +160,10 @@ def files(tmp_path: Path) -> Any:
 
 
 GOOD, BAD = document([result("mm", Status.PASSED, RIGHT)]), document([result("mm", Status.FAILED, WRONG)])
+
+
+def cut(one: Document) -> Document:
+    return dataclasses.replace(one, ended=Outcome.UNFINISHED)
 
 
 @pytest.mark.parametrize(
@@ -164,24 +175,24 @@ GOOD, BAD = document([result("mm", Status.PASSED, RIGHT)]), document([result("mm
         (BAD, GOOD, ["--fail-on", "any"], 1),
         (GOOD, GOOD, ["--fail-on", "any"], 0),
         (GOOD, BAD, ["--fail-on", "never"], 0),
-        (GOOD, GOOD | {"complete": False}, [], 4),
-        (GOOD | {"complete": False}, GOOD, [], 4),
-        (GOOD, BAD | {"complete": False}, [], 1),
+        (GOOD, cut(GOOD), [], 4),
+        (cut(GOOD), GOOD, [], 4),
+        (GOOD, cut(BAD), [], 1),
     ],
 )
-def test_the_exit_status_gates(files: Any, old: Any, new: Any, options: list[str], status: int) -> None:
-    assert diff.main(files(old, new, *options)) == status
+def test_the_exit_status_gates(arguments: Any, old: Any, new: Any, options: list[str], status: int) -> None:
+    assert diff.main(arguments(old, new, *options)) == status
 
 
-def test_an_unfinished_run_is_named(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    diff.main(files(GOOD, GOOD | {"complete": False}))
+def test_an_unfinished_run_is_named(arguments: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    diff.main(arguments(GOOD, cut(GOOD)))
     assert capsys.readouterr().err == "amp-checks: error: NO VERDICT: NEW did not finish\n"
 
 
-def test_text_tells_the_worse_first_and_the_verdict_last(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_tells_the_worse_first_and_the_verdict_last(arguments: Any, capsys: pytest.CaptureFixture[str]) -> None:
     old = document([result("a", Status.FAILED, WRONG), result("z", Status.PASSED, error(0.2))])
     new = document([result("a", Status.PASSED, RIGHT), result("z", Status.FAILED, error(3.0))])
-    assert diff.main(files(old, new)) == 1
+    assert diff.main(arguments(old, new)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:5] == [
         "Verdicts that changed (2):",
@@ -194,8 +205,8 @@ def test_text_tells_the_worse_first_and_the_verdict_last(files: Any, capsys: pyt
     assert lines[-1] == "WORSE: 1 items are worse (5 differences in all)"
 
 
-def test_markdown_gives_the_verdict_first_and_keeps_its_tables_whole(files: Any, tmp_path: Path) -> None:
-    assert diff.main(files(GOOD, BAD, "--format", "markdown", "-o", str(tmp_path / "diff.md"))) == 1
+def test_markdown_gives_the_verdict_first_and_keeps_its_tables_whole(arguments: Any, tmp_path: Path) -> None:
+    assert diff.main(arguments(GOOD, BAD, "--format", "markdown", "-o", str(tmp_path / "diff.md"))) == 1
     lines = (tmp_path / "diff.md").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "## amp_checks diff: WORSE: 1 items are worse (2 differences in all)"
     rows = [line for line in lines if line.startswith("| worse")]
@@ -213,44 +224,45 @@ def test_markdown_gives_the_verdict_first_and_keeps_its_tables_whole(files: Any,
 )
 def test_times_that_were_not_recorded_are_told_as_that(old: float, new: float, told: str) -> None:
     found = compare([result("mm", seconds=old)], [result("mm", seconds=new)])
-    assert told in diff_formats.FORMATS["text"](found)
+    assert told in formats.FORMATS["text"](found)
 
 
-def test_json_holds_every_change(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_every_change(arguments: Any, capsys: pytest.CaptureFixture[str]) -> None:
     many = [document([result(f"op{n}", Status.PASSED)]) for n in range(50)]
-    old = json_format.merge(many)
-    diff.main(files(old, document([]), "--format", "json"))
+    old = merging.merge(many)
+    diff.main(arguments(old, document([]), "--format", "json"))
     content = json.loads(capsys.readouterr().out)
     assert (content["schema"], content["version"], content["worse"]) == ("amp_checks/diff", 1, 50)
     assert len(content["vanished"]) == 50
-    diff.main(files(old, document([])))
+    diff.main(arguments(old, document([])))
     assert "... and 20 more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("drift", ["0", "-1", "nan"])
-def test_a_drift_that_means_nothing_is_refused(files: Any, drift: str) -> None:
+def test_a_drift_that_means_nothing_is_refused(arguments: Any, drift: str) -> None:
     with pytest.raises(UsageError, match="--drift takes a positive share"):
-        diff.main(files(GOOD, GOOD, f"--drift={drift}"))
+        diff.main(arguments(GOOD, GOOD, f"--drift={drift}"))
 
 
 @pytest.mark.parametrize("name", ["results", "environment", "summary", "complete"])
-def test_a_document_with_a_part_missing_is_refused_by_name(files: Any, name: str) -> None:
-    broken = {key: value for key, value in GOOD.items() if key != name}
+def test_a_document_with_a_part_missing_is_refused_by_name(arguments: Any, name: str) -> None:
+    broken = {key: value for key, value in plain(GOOD).items() if key != name}
+    paths = arguments(GOOD, GOOD)
+    files.write(Path(paths.new), broken)
     with pytest.raises(SuiteError, match=f"new.json is no whole results document: its '{name}' is missing"):
-        diff.main(files(GOOD, broken))
+        diff.main(paths)
 
 
 def test_recorded_results_are_read_back_without_what_is_one_machines(tmp_path: Path) -> None:
-    content = document()
-    content["environment"] = content["environment"] | {"torch": "9.9.1+cpu", "torch_path": "/somewhere"}
+    content = document(environment=ENVIRONMENT | {"torch": "9.9.1+cpu", "torch_path": "/somewhere"})
     path = recorded.write(tmp_path, content)
     assert path.name == "torch-9.9.1.json.xz"
     with mock.patch.object(recorded, "versions", return_value={"9.9.1": path}):
         found = recorded.read("9.9.1")
-    assert "torch_path" not in found["environment"]
-    assert diff.compare(found, content).changes == []
+    assert "torch_path" not in found.environment
+    assert compare_documents(found, content).changes == []
     with pytest.raises(SuiteError, match="did not finish"):
-        recorded.write(tmp_path, {**content, "complete": False})
+        recorded.write(tmp_path, cut(content))
     path.write_bytes(b"no archive")
     with (
         mock.patch.object(recorded, "versions", return_value={"9.9.1": path}),
@@ -263,9 +275,9 @@ def test_supported_versions_have_recorded_results_of_todays_items() -> None:
     assert list(recorded.versions()) == ["2.11.0", "2.13.0", "2.14.1", "2.15.0"]
     for version in recorded.versions():
         content = recorded.read(version)
-        assert content["environment"]["torch"].partition("+")[0] == version
-        assert content["summary"]["counts"]["failed"] == 0
-        assert "/" not in json.dumps(content["environment"].get("torch_path", ""))
+        assert content.environment["torch"].partition("+")[0] == version
+        assert count(content.results)["failed"] == 0
+        assert "/" not in json.dumps(content.environment.get("torch_path", ""))
 
 
 def test_two_versions_are_compared_by_their_recorded_results(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +299,7 @@ def test_two_versions_are_compared_by_their_recorded_results(capsys: pytest.Capt
     ],
 )
 def test_what_the_newer_run_did_not_select_has_not_vanished(selection: dict[str, Any], vanished: int) -> None:
-    new = {**document([result("bmm")]), "selection": selection}
-    found = diff.compare(document([result("bmm"), result("mm")]), new)
+    new = document([result("bmm")], selection=selection)
+    found = compare_documents(document([result("bmm"), result("mm")]), new)
     assert len(found.vanished) == vanished
     assert found.worse == vanished

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401 - loaded here once, it is not loaded again by every run inside this process
-from documents import ENVIRONMENT, RIGHT, document, result
+from documents import ENVIRONMENT, RIGHT, result
 from stubs import StubCase
 
-from amp_checks import backends, cli
-from amp_checks.core import Status, SuiteError
-from amp_checks.report import FORMATS, Format, json_format
-from amp_checks.report.stream import FILE, Stream, unfinished
-from amp_checks.suite import collect
+from amp_checks import cli
+from amp_checks.core import Outcome, Status, SuiteError
+from amp_checks.report import FORMATS, Format, files, reading
+from amp_checks.report.stream import FILE, Stream
+from amp_checks.report.values import result_to_json
 
 PATIENCE = 300.0
 
@@ -74,7 +74,8 @@ class Run:
         self.folder = folder
         support = str(Path(__file__).parents[1] / "support")
         (folder / "stand_in.py").write_text(STAND_IN.format(support=support, does=list(does)), encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         environment.pop("GITHUB_STEP_SUMMARY", None)
         fixed = ("-p", "stand_in", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--pyargs", "amp_checks")
         options = ("--amp-backend", "cpu-float16", "--amp-report-dir", "report")
@@ -104,9 +105,9 @@ class Run:
         return self.process.returncode, output
 
     def statuses(self, file: str = "results.json") -> dict[str, str]:
-        content = json_format.read(self.folder / "report" / file)
-        assert content["complete"] is False
-        return {entry["case"]: entry["status"] for entry in content["results"]}
+        document = reading.read(self.folder / "report" / file)
+        assert not document.complete
+        return {one.case: str(one.status) for one in document.results}
 
 
 @pytest.fixture
@@ -308,28 +309,21 @@ def test_sigterm_is_handled_as_before_once_the_run_is_over(pytester: pytest.Pyte
 def stream_of(folder: Path) -> Stream:
     stream = Stream(folder)
     stream.begin(environment=ENVIRONMENT, selection={})
-    stream.note_begun("check_output_dtype-mm-emulated-cuda-float16")
-    stream.write(json_format.result_to_json(result("mm", Status.PASSED, RIGHT)))
-    stream.note_begun("check_error-bmm-cpu-float16")
+    stream.note_begun("check_output_dtype-mm-emulated-cuda-float16", family="ops", backend="emulated-cuda-float16")
+    stream.write(result_to_json(result("mm", Status.PASSED, RIGHT)))
+    stream.note_begun("check_error-bmm-cpu-float16", family="ops", backend="cpu-float16")
     return stream
 
 
 def test_a_stream_reads_back_as_a_document(tmp_path: Path) -> None:
     stream_of(tmp_path)
-    content = json_format.read(tmp_path / FILE)
-    assert content["environment"] == ENVIRONMENT
-    done, begun = json_format.results_of(content)[::-1]
+    document = reading.read(tmp_path / FILE)
+    assert document.environment == ENVIRONMENT
+    assert document.ended is Outcome.UNFINISHED
+    begun, done = document.results
     assert done == result("mm", Status.PASSED, RIGHT)
     assert (begun.id, begun.status) == ("check_error-bmm-cpu-float16", Status.ERROR)
-    assert (begun.backend, begun.emulated) == ("cpu-float16", False)
-    assert begun.family == "ops"
-    assert unfinished("check_error-mine-cpu-float16", "gone").family == unfinished("mine", "gone").family == "unknown"
-
-
-@pytest.mark.parametrize("family", ["ops", "scaler"])
-def test_an_item_that_took_its_process_with_it_has_its_family(family: str) -> None:
-    item = collect.collect(backends=[backends.backend("emulated-cuda-float16")], families=[family])[0]
-    assert unfinished(item.id, "gone").family == family
+    assert (begun.family, begun.backend, begun.emulated) == ("ops", "cpu-float16", False)
 
 
 @pytest.mark.parametrize("cut", [1, 10])
@@ -337,13 +331,13 @@ def test_a_last_line_that_was_cut_short_is_let_go(tmp_path: Path, cut: int) -> N
     stream_of(tmp_path)
     text = (tmp_path / FILE).read_text(encoding="utf-8")
     (tmp_path / FILE).write_text(text[:-cut], encoding="utf-8")
-    assert [one.case for one in json_format.results_of(json_format.read(tmp_path / FILE))] == ["mm"]
+    assert [one.case for one in reading.read(tmp_path / FILE).results] == ["mm"]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"version": 1', '"version": 2', "is of version 2 .*install"),
+        ('"version": 2', '"version": 3', "is of version 3 .*install"),
         ('"status"', '"state"', "malformed result"),
         ("{", "", "JSON"),
     ],
@@ -352,10 +346,10 @@ def test_a_last_line_that_was_cut_short_is_let_go(tmp_path: Path, cut: int) -> N
 def test_a_stream_that_is_none_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     stream_of(tmp_path)
     head, rest = (tmp_path / FILE).read_text(encoding="utf-8").split("\n", 1)
-    text = f"{head.replace(old, new, 1)}\n{rest}" if old == '"version": 1' else f"{head}\n{rest.replace(old, new, 1)}"
+    text = f"{head.replace(old, new, 1)}\n{rest}" if old == '"version": 2' else f"{head}\n{rest.replace(old, new, 1)}"
     (tmp_path / FILE).write_text(text, encoding="utf-8")
     with pytest.raises(SuiteError, match=message):
-        json_format.read(tmp_path / FILE)
+        reading.read(tmp_path / FILE)
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -363,7 +357,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        json_format.write_text(pipe, "text")
+        files.write_text(pipe, "text")
         assert pipe.is_fifo()
         assert os.read(reader, 100) == b"text"
     finally:
@@ -373,4 +367,4 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="cannot be written"):
-        json_format.write(tmp_path, document())
+        files.write(tmp_path, {})

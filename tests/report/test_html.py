@@ -15,8 +15,9 @@ from documents import CURVES, RESULTS, document, error, result
 from stubs import StubCase
 
 from amp_checks import cli
-from amp_checks.core import Status, SuiteError, UsageError
-from amp_checks.report import FORMATS, json_format
+from amp_checks.core import Outcome, Status, SuiteError, UsageError
+from amp_checks.report import FORMATS, files, merging
+from amp_checks.report.document import Document, Place
 
 pytest.importorskip("jinja2", reason="the optional extra `report` is not installed")
 pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
@@ -64,7 +65,7 @@ class Reader(HTMLParser):
         return " ".join(filter(None, self.text))
 
 
-def read(content: dict[str, Any]) -> Reader:
+def read(content: Document) -> Reader:
     return Reader(FORMATS["html"].render(content))
 
 
@@ -100,8 +101,8 @@ def test_the_verdict_comes_first_and_each_failing_item_has_a_card_with_its_comma
 
 def test_a_users_test_is_run_again_by_its_own_name() -> None:
     name = "check_error-addmm-cpu-float16"
-    place = {"node": "tests/test_amp.py::test_amp[x]", "file": "tests/test_amp.py", "line": 3}
-    said = read(document() | {"tests": {name: place}}).said
+    place = Place(node="tests/test_amp.py::test_amp[x]", file="tests/test_amp.py", line=3)
+    said = read(document(tests={name: place})).said
     assert "pytest 'tests/test_amp.py::test_amp[x]'" in said
     assert f"amp-checks run --item {name}" not in said
 
@@ -128,21 +129,22 @@ def test_a_run_without_emulation_or_cuda_says_so() -> None:
 def test_an_unfinished_run_and_one_that_missed_its_conditions_give_no_green_page() -> None:
     right = [result("mm", Status.PASSED, documents.RIGHT)]
     assert 'class="verdict right"' in FORMATS["html"].render(document(right))
-    stopped = FORMATS["html"].render(document(right, complete=False))
+    stopped = FORMATS["html"].render(document(right, ended=Outcome.UNFINISHED))
     assert 'class="verdict none"' in stopped
     assert "NO VERDICT: the run did not finish; the 1 checks that did are right" in stopped
-    unmet = FORMATS["html"].render(document(right, errors=["3 items were skipped undeclared"]))
+    unmet = FORMATS["html"].render(document(right, errors=["3 items were skipped without a declared reason"]))
     assert 'class="verdict none"' in unmet
-    assert "<b>Error</b>: 3 items were skipped undeclared" in unmet
+    assert "<b>Error</b>: 3 items were skipped without a declared reason" in unmet
 
 
 def test_cells_show_the_worst_verdict_and_the_largest_share_of_a_threshold() -> None:
     from amp_checks.report.html import _cell, _matrices
 
-    [matrix] = list(_matrices(RESULTS))
-    assert matrix.family == "ops"
-    assert matrix.backends == ["cuda-float16", "cpu-float16", "emulated-cuda-float16"]
-    rows = dict(matrix.rows)
+    [matrix] = list(_matrices(RESULTS, ["ops"]))
+    family, backends, cases = matrix
+    assert family == "ops"
+    assert backends == ["cuda-float16", "cpu-float16", "emulated-cuda-float16"]
+    rows = dict(cases)
     on_cuda, on_cpu, emulated = rows["mm"]
     assert on_cuda is not None
     assert on_cuda.status is Status.UNAVAILABLE
@@ -205,12 +207,12 @@ def test_a_malformed_curve_gives_one_message(change: dict[str, Any]) -> None:
 def test_curves_of_parts_are_kept_in_the_whole() -> None:
     other = [CURVES[0] | {"title": "another"}]
     parts = [document(RESULTS[:2], curves=CURVES), document(RESULTS[2:], curves=[*CURVES, *other])]
-    assert json_format.merge(parts)["curves"] == [*CURVES, *other]
+    assert merging.merge(parts).curves == [*CURVES, *other]
 
 
 def test_merged_parts_say_where_each_ran() -> None:
     parts = [document(RESULTS[:2]), document(RESULTS[2:], environment=documents.ENVIRONMENT | {"torch": "2.14.1"})]
-    said = read(json_format.merge(parts)).said
+    said = read(merging.merge(parts)).said
     assert "Where parts of this report ran" in said
     assert "torch 2.14.1" in said
 
@@ -229,7 +231,7 @@ def without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_format_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=r"report.html needs jinja2: pip install 'amp-checks\[report\]'"):
         FORMATS["html"].render(document())
-    json_format.write(tmp_path / "results.json", document())
+    files.write_text(tmp_path / "results.json", FORMATS["json"].render(document()))
     assert cli.entry(["report", str(tmp_path / "results.json"), "--format", "html"]) == 4
     assert capsys.readouterr().err == "amp-checks: error: report.html needs jinja2: pip install 'amp-checks[report]'\n"
 

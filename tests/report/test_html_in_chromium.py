@@ -9,10 +9,11 @@ from typing import Any
 
 import chromium
 import pytest
-from documents import CURVES, RESULTS, audited, document, error, result
+from documents import CURVES, RESULTS, audited, audits, document, error, result
 
 from amp_checks.core import Status
-from amp_checks.report import FORMATS, json_format
+from amp_checks.report import FORMATS
+from amp_checks.report.document import Document
 
 pytest.importorskip("jinja2", reason="the optional extra `report` is not installed")
 pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
@@ -66,7 +67,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
 def show(page: chromium.Page, tmp_path: Path) -> Any:
     """Opens a document's page; gives the browser, with its notes emptied."""
 
-    def opened(content: dict[str, Any], *, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> chromium.Page:
+    def opened(content: Document, *, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> chromium.Page:
         file = tmp_path / "report.html"
         file.write_text(FORMATS["html"].render(content), encoding="utf-8")
         page.size(*size, mobile=size == PHONE)
@@ -95,8 +96,7 @@ def test_it_loads_clean_fits_the_screen_and_can_be_read(show: Any, results: Any,
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
 def test_audits_alone_and_beside_results_can_be_read(show: Any, size: Any, scheme: str) -> None:
-    audits = json_format.audits_document(audited())
-    for content in (audits, {**document(RESULTS), "audits": audited()}):
+    for content in (audits(audited()), document(RESULTS, audits=audited())):
         page = show(content, size=size, scheme=scheme)
         assert page.errors == []
         assert page.console == []

@@ -12,7 +12,7 @@ import pytest
 from documents import ENVIRONMENT, RESULTS, document, error, result
 from stubs import StubCase
 
-from amp_checks.core import Result, Status, bounded, exact
+from amp_checks.core import Outcome, Result, Status, bounded, exact
 from amp_checks.report import FORMATS
 
 xmlschema = pytest.importorskip("xmlschema", reason="a schema is checked by the xmlschema package")
@@ -50,7 +50,7 @@ def case(root: ET.Element, name: str) -> ET.Element:
 
 @pytest.mark.parametrize("results", [RESULTS, RESULTS[:1], ()], ids=["every status", "one", "none"])
 def test_it_is_valid(schema: Any, results: Sequence[Result]) -> None:
-    schema.validate(FORMATS["junit"].render(document(results, complete=False)))
+    schema.validate(FORMATS["junit"].render(document(results, ended=Outcome.UNFINISHED)))
 
 
 def test_the_counts_are_those_of_the_cases() -> None:
@@ -139,7 +139,7 @@ def test_a_property_stays_on_its_line_and_ends_where_it_ends(schema: Any) -> Non
     ("more", "message"),
     [
         ({"errors": ["nothing ran: no CUDA", "and more"]}, "nothing ran: no CUDA"),
-        ({"complete": False}, "did not finish"),
+        ({"ended": Outcome.UNFINISHED}, "did not finish"),
     ],
     ids=["conditions", "incomplete"],
 )
@@ -156,7 +156,9 @@ def test_a_run_that_is_not_right_as_a_whole_is_not_green(
 
 def test_each_suite_says_where_it_ran_and_whether_to_the_end() -> None:
     environment = ENVIRONMENT | {"devices": [{"name": "H100"}], "seeds": "from names"}
-    suites = {suite.get("name"): properties(suite) for suite in rendered(environment=environment, complete=False)}
+    suites = {
+        suite.get("name"): properties(suite) for suite in rendered(environment=environment, ended=Outcome.UNFINISHED)
+    }
     assert {name: facts.get("device") for name, facts in suites.items()} == {
         "cpu-float16": "CPU",
         "cuda-float16": "H100",

@@ -79,5 +79,5 @@ def test_a_fault_planted_by_name_makes_the_run_fail_and_is_named(workers: str, t
 
 
 def test_an_unknown_fault_is_refused() -> None:
-    with pytest.raises(UsageError, match="nearest is 'rule-removed-mm'"):
+    with pytest.raises(UsageError, match="did you mean 'rule-removed-mm'"):
         planting.mutant("rule-remved-mm")

@@ -15,6 +15,7 @@ from amp_checks.suite import edits, every_edit
 from amp_checks.suite.every_edit import Fate, Outcome
 from amp_checks.suite.measure import measure
 from amp_checks.torch_api import state
+from amp_checks.torch_api.backend import Backend
 
 SOURCES: dict[str, tuple[str, set[tuple[str, str, str]]]] = {
     "comparison": (
@@ -241,7 +242,7 @@ def test_a_crash_alone_is_no_kill() -> None:
     """An edit whose only trace on an item is an exception out of the scaler has not been measured there."""
     from amp_checks import core
 
-    def check_crashes(case: object, backend: core.Backend) -> object:
+    def check_crashes(case: object, backend: Backend) -> object:
         core.attempt("scaler.step", lambda: 1 / 0)
         yield core.exact("never", actual=1, expected=1, why="")
 

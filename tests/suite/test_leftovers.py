@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from amp_checks.core import Backend, Finding, Result, Status, attempt, bounded, exact
+from amp_checks.core import Finding, Result, Status, attempt, bounded, exact
 from amp_checks.suite import measure
 from amp_checks.suite.row import Row
 from amp_checks.torch_api import state
+from amp_checks.torch_api.backend import Backend
 
 BACKEND = Backend(id="cpu-bfloat16", device_type="cpu", dtype="bfloat16")
 

@@ -13,23 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from stubs import StubCase
 
 from amp_checks import core
-from amp_checks.core import Backend, Finding, NotEmulated, Raised, Status, attempt, bounded, exact
+from amp_checks.core import Finding, NotEmulated, Raised, Status, attempt, bounded, exact
 from amp_checks.suite import measure
 from amp_checks.suite.item import run
+from amp_checks.torch_api.backend import Backend
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StubCase:
-    id: str = "stub"
-    family: str = "tests"
-    full: bool = False
-
-    def runs_on(self, backend: Backend) -> bool:
-        return True
-
-
+CASE = StubCase(id="stub")
 BACKEND = Backend(id="cpu-bfloat16", device_type="cpu", dtype="bfloat16")
 
 
@@ -37,7 +29,7 @@ def judged(body: Callable[[], Iterator[Any]], backend: Backend = BACKEND) -> cor
     def check_stub(case: StubCase, backend: Backend) -> Iterator[Finding]:
         yield from body()
 
-    return measure.measure(check_stub, StubCase(), backend)
+    return measure.measure(check_stub, CASE, backend)
 
 
 def of_ratio(ratio: float, threshold: float = 1.0) -> Finding:
@@ -309,8 +301,8 @@ def test_results_go_to_the_innermost_recording_and_nowhere_else() -> None:
 
     with measure.recording() as outer:
         with measure.recording() as inner:
-            first = run(check_stub, StubCase(), BACKEND)
-        second = run(check_stub, StubCase(), BACKEND)
+            first = run(check_stub, CASE, BACKEND)
+        second = run(check_stub, CASE, BACKEND)
     assert inner == [first]
     assert outer == [second]
 

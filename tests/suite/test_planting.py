@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import pytest
 
 from amp_checks import backends, families
-from amp_checks.core import Backend, Result, Status, exact
+from amp_checks.core import Result, Status, exact
 from amp_checks.suite import planting
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 BACKENDS = [backends.backend(name) for name in ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16")]
 

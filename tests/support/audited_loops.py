@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,13 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
+def report_on(build: Callable[..., object], backend: str = "cpu-float16", *, id: str) -> Report:  # noqa: A002 - its name
+    """The report on a case, without the warnings of its runs; its random numbers start from ``id``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return audit(AuditCase(id=id, build=build), backends.backend(backend))
+
+
 def audited(program: Program, model_of: Callable[[], nn.Module] = small, **scaler: Any) -> Report:
     """The report on a program under cpu-float16; ``scaler`` is of its scaler."""
 
@@ -30,7 +38,7 @@ def audited(program: Program, model_of: Callable[[], nn.Module] = small, **scale
         step = program(model, optimizer, grad_scaler)
         return Training(model=model, batches=[torch.randn(16, 8).to(device) for _ in range(5)], step=step)
 
-    return audit(AuditCase(id="hooks", build=case), CPU)
+    return report_on(case, id="hooks")
 
 
 def findings(report: Report) -> list[str]:

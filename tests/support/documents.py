@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from amp_checks.core import Finding, Result, Status, bounded, exact
-from amp_checks.report import json_format
+from amp_checks.report.document import AUDITS, Document
+from amp_checks.report.json_format import as_values
+from amp_checks.report.values import encode
 
 ENVIRONMENT: dict[str, Any] = {
     "torch": "2.13.0",
@@ -80,12 +82,20 @@ CURVES = [
 ]
 
 
-def document(results: Sequence[Result] = RESULTS, *, complete: bool = True, **more: Any) -> dict[str, Any]:
-    """A document as a run writes it; ``more`` as for `json_format.document`, and ``curves``."""
-    curves = {"curves": more.pop("curves")} if "curves" in more else {}
-    fields: dict[str, Any] = {"environment": ENVIRONMENT, "selection": {}, "complete": complete}
-    made: dict[str, Any] = json_format.encode(json_format.document(results, **(fields | more)))
-    return made | curves
+def document(results: Sequence[Result] = RESULTS, **more: Any) -> Document:
+    """A document of a run; ``more`` are its other fields."""
+    return Document(results=results, **({"environment": ENVIRONMENT} | more))
+
+
+def plain(made: Document) -> dict[str, Any]:
+    """The document as JSON values, to be spoilt."""
+    values: dict[str, Any] = encode(as_values(made))
+    return values
+
+
+def audits(found: Sequence[dict[str, Any]]) -> Document:
+    """A document of audits alone."""
+    return Document(schema=AUDITS, audits=found)
 
 
 def audited() -> list[dict[str, Any]]:

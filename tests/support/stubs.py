@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from amp_checks.core import Backend, Check, Finding, NotEmulated, attempt, exact
+from amp_checks.core import Check, Finding, NotEmulated, attempt, exact
 from amp_checks.families import FAMILIES, Family
+from amp_checks.torch_api.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

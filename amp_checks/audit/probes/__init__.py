@@ -1,1 +1,1 @@
-"""Dispatch modes that look for the origin of a value."""
+"""Recorders: dispatch modes that look for the source of a value."""

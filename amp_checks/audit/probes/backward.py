@@ -7,18 +7,16 @@ hook or a custom function takes scaled gradients for unscaled ones: a bound, a t
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.probes.values import sample
 from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api import private
-
-if TYPE_CHECKING:
-    from amp_checks.audit.watching.watch import Watch
 
 _POWERS = (1, 0, -1, 2, -2)
 """What the loss scale may be raised to in what user code computes on its way: a norm, its inverse, squares of it."""
@@ -27,7 +25,7 @@ _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class SourceOp:
     """The op, in user code that runs in backward, at which gradients stop to follow the loss scale; ``where``: line."""
 
     op: str
@@ -38,22 +36,24 @@ class Culprit:
 class Made:
     """What one op of user code made in backward, or a sample of it, in float64."""
 
-    op: str
-    where: str | None
+    by: SourceOp
     value: Tensor
 
 
-class BackwardMode(TorchDispatchMode):
-    """Records what user code makes while the first iteration's backward runs: hooks, custom functions."""
+class BackwardRecorder(Recorder[list[Made]]):
+    """Records what user code makes while backward runs: hooks, custom functions."""
 
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[Made] = []
-        self._watch = watch
+    def __init__(self, state: RunState, step: int) -> None:
+        super().__init__(state, step)
+        self._made: list[Made] = []
         self._starts_at: Place | None = None
-        watch.on_backward_start = self._starts
 
-    def _starts(self, roots: Any) -> None:
+    def result(self) -> list[Made]:
+        """In the order in which it was made."""
+        return self._made
+
+    def backward_starts(self, roots: Any) -> None:
+        """What backward itself does is done at this line."""
         del roots
         self._starts_at = user_frame()
 
@@ -62,8 +62,8 @@ class BackwardMode(TorchDispatchMode):
     ) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
-        watch = self._watch
-        if watch.step == 0 and watch.backward_depth and not watch.ops.quiet and not private.is_aliasing(func):
+        run = self._run
+        if run.step == self._step and run.backward_depth and not run.quiet and not private.is_aliasing(func):
             place = user_frame()
             if place != self._starts_at:
                 with private.no_function_modes():
@@ -75,20 +75,20 @@ class BackwardMode(TorchDispatchMode):
         first = changed[0] if isinstance(changed, tuple | list) and changed else changed
         if isinstance(first, Tensor) and first.is_floating_point() and first.layout is torch.strided:
             value = sample(first.detach().reshape(-1)).to(device="cpu", dtype=torch.float64)
-            self.made.append(Made(op=func.name(), where=line(place), value=value))
+            self._made.append(Made(by=SourceOp(op=func.name(), where=line(place)), value=value))
 
 
-def find(plain: list[Made], scaled: list[Made], scale: float) -> Culprit | None:
+def find(plain: list[Made], scaled: list[Made], scale: float) -> SourceOp | None:
     """The first op whose output no power of the loss scale turns into that of the run without scaler, or None.
 
     Where each step by itself does (a sign forgets all sizes), it is the last op that gradients went through.
     """
     last = None
-    for ours, theirs in zip(scaled, plain, strict=False):
-        if (ours.op, ours.where) != (theirs.op, theirs.where) or ours.value.shape != theirs.value.shape:
+    for left, right in zip(scaled, plain, strict=False):
+        if left.by != right.by or left.value.shape != right.value.shape:
             break
-        last = Culprit(op=ours.op, where=ours.where)
-        if not any(_is_same(ours.value, theirs.value * scale**power) for power in _POWERS):
+        last = left.by
+        if not any(_is_same(left.value, right.value * scale**power) for power in _POWERS):
             return last
     return last
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks.audit.watching.ops import LOW, MOVES, is_of_angle
-from amp_checks.audit.watching.places import line, tracked_modules, user_frame
-from amp_checks.audit.watching.trace import Kind
+from amp_checks.audit.probes.recorder import Recorder
+from amp_checks.audit.watching.op_facts import MOVES, is_of_angle, tensors_of
+from amp_checks.audit.watching.places import line, user_frame
+from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api import private
-
-if TYPE_CHECKING:
-    from amp_checks.audit.watching.watch import Watch
+from amp_checks.torch_api.dtypes import LOW
 
 SAMPLE = 4096
 """Elements of an output that are kept."""
@@ -73,37 +71,32 @@ class Value:
     of_angle: bool
 
 
-class ValueMode(TorchDispatchMode):
-    """Records the forward of the first iteration."""
+class ValueRecorder(Recorder[list[Value]]):
+    """Records what forward makes, before the first backward."""
 
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.values: list[Value] = []
-        self._watch = watch
+    def __init__(self, state: RunState, step: int) -> None:
+        super().__init__(state, step)
+        self._values: list[Value] = []
         self._made: dict[int, tuple[int, Tensor]] = {}
-        self._modules: list[str] = []
-        self._tracking: Any = None
+        self._over = False
 
-    def __enter__(self) -> Self:
-        self._tracking = tracked_modules(self._watch.training.named_modules(), self._modules)
-        self._tracking.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._tracking.__exit__(*exception)
+    def result(self) -> list[Value]:
+        """In the order in which they were made."""
         self._made.clear()
+        return self._values
+
+    def backward_starts(self, roots: Any) -> None:
+        """What follows the first backward has no part in the first loss."""
+        del roots
+        self._over = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
-        watch = self._watch
-        if watch.trace.events and any(event.kind is Kind.BACKWARD for event in watch.trace.events):
-            return out  # what follows the first backward has no part in the first loss
-        if watch.step != 0 or watch.backward_depth or watch.ops.quiet or private.is_aliasing(func):
+        run = self._run
+        if self._over or run.step != self._step or run.backward_depth or run.quiet or private.is_aliasing(func):
             return out
         with private.no_function_modes():
             self._record(func, args, out)
@@ -120,26 +113,21 @@ class ValueMode(TorchDispatchMode):
             first = torch.view_as_real(first.detach())
         if not first.is_floating_point():
             return
-        inputs = [value for value in args if isinstance(value, Tensor)]
-        for value in args:
-            if isinstance(value, list | tuple):
-                inputs += [item for item in value if isinstance(item, Tensor)]
-        parents = [self._made[key][0] for value in inputs if (key := value.untyped_storage().data_ptr()) in self._made]
-        flat = first.detach().reshape(-1)
-        self.values.append(
+        storages = [value.untyped_storage().data_ptr() for value in tensors_of(args)]
+        self._values.append(
             Value(
                 op=func.name(),
-                module=self._modules[-1] if self._modules else None,
-                where=line(user_frame(3)),
+                module=self._run.module,
+                where=line(user_frame()),
                 dtype=first.dtype,
-                sample=sample(flat).double(),
-                parents=parents,
+                sample=sample(first.detach().reshape(-1)).double(),
+                parents=[self._made[key][0] for key in storages if key in self._made],
                 numbers=tuple(number for value in args if (number := self._number(value)) is not None),
                 cast=func.name() == "aten::_to_copy",
                 of_angle=of_angle,
             )
         )
-        self._made[first.untyped_storage().data_ptr()] = (len(self.values) - 1, first)
+        self._made[first.untyped_storage().data_ptr()] = (len(self._values) - 1, first)
 
     def _number(self, value: Any) -> float | None:
         if isinstance(value, int | float):
@@ -182,7 +170,7 @@ def wrong_angles(amp: list[Value], exact: list[Value], dtype: torch.dtype) -> Am
     """The first sine or cosine, of the AMP run, of angles that rounding to ``dtype`` has lost, or None.
 
     ``exact`` are the values in float64, or in float32. Angles so large that float32 loses them are no fault of AMP;
-    those that overflow float16 are among them, and are told as infinite.
+    those that overflow float16 are among them, and are reported as infinite.
     """
     bound = _ANGLE_ERROR * torch.finfo(dtype).eps
     for place, other in _aligned(amp, exact).items():
@@ -204,17 +192,17 @@ def _base(op: str) -> str:
 
 
 def _aligned(amp: list[Value], fp32: list[Value]) -> dict[int, Value]:
-    ours = [place for place, value in enumerate(amp) if not value.cast]
-    theirs = [value for value in fp32 if not value.cast]
+    left = [place for place, value in enumerate(amp) if not value.cast]
+    right = [value for value in fp32 if not value.cast]
     matcher = difflib.SequenceMatcher(
-        None, [(amp[place].op, amp[place].where) for place in ours], [(v.op, v.where) for v in theirs], autojunk=False
+        None, [(amp[place].op, amp[place].where) for place in left], [(v.op, v.where) for v in right], autojunk=False
     )
-    return {
-        ours[block.a + offset]: theirs[block.b + offset]
+    pairs = [
+        (left[block.a + offset], right[block.b + offset])
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
-        if amp[ours[block.a + offset]].sample.shape == theirs[block.b + offset].sample.shape
-    }
+    ]
+    return {place: other for place, other in pairs if amp[place].sample.shape == other.sample.shape}
 
 
 def _relative(actual: Tensor, expected: Tensor) -> float:
@@ -224,27 +212,28 @@ def _relative(actual: Tensor, expected: Tensor) -> float:
 
 
 def _amplified(amp: list[Value], place: int, error: float) -> Amplified:
+    """That op, and the last 16-bit one before it that rounded; or where none did, an explicit cast."""
     amplifier = amp[place]
-    rounding = place
-    by_hand = None
+    rounding, explicit_cast = place, None
     seen = [place]
     while seen:
         now = seen.pop()
-        rounds = amp[now].dtype in LOW and not amp[now].cast and _base(amp[now].op) not in MOVES
-        if rounds and (now != place or not amp[now].parents):
+        value = amp[now]
+        rounds = value.dtype in LOW and not value.cast and _base(value.op) not in MOVES
+        if rounds and (now != place or not value.parents):
             rounding = now
             break
-        if amp[now].cast and amp[now].dtype in LOW and by_hand is None:
-            by_hand = now
-        seen += amp[now].parents
-    if rounding == place and amplifier.dtype not in LOW and by_hand is not None:
-        rounding = by_hand  # no op has rounded: the program did, by a cast
-    value = amp[rounding]
+        if value.cast and value.dtype in LOW and explicit_cast is None:
+            explicit_cast = now
+        seen += value.parents
+    if rounding == place and amplifier.dtype not in LOW and explicit_cast is not None:
+        rounding = explicit_cast
+    value, other = amp[rounding], rounding != place
     return Amplified(
         op=value.op,
         module=value.module,
         where=value.where,
-        by=amplifier.op if rounding != place else None,
-        by_where=amplifier.where if rounding != place else None,
+        by=amplifier.op if other else None,
+        by_where=amplifier.where if other else None,
         error=error,
     )

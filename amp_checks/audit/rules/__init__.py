@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Diagnostic, Found
 
 from amp_checks.audit.rules import (  # isort: skip - importing a module registers its rules, in this order
     errors,
     protocol,
+    overflows,
+    scaler,
     regions,
     finite,
     precision,
@@ -20,9 +23,8 @@ from amp_checks.audit.rules import (  # isort: skip - importing a module registe
     state,
 )
 from amp_checks.audit.rules.registry import RULES, Rule
-from amp_checks.audit.runs.plan import Evidence
 
-MODULES = (errors, protocol, regions, finite, precision, dtypes, state)
+MODULES = (errors, protocol, overflows, scaler, regions, finite, precision, dtypes, state)
 
 __all__ = ["IDS", "MODULES", "RULES", "Rule", "judge"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.ops import LOW
 from amp_checks.audit.watching.trace import Op
 from amp_checks.core import CastPolicy
 from amp_checks.records import cast_policy
+from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 WARNING = Severity.WARNING
 
@@ -41,14 +41,14 @@ def cast_back_and_forth(evidence: Evidence) -> Iterator[Found]:
         first, middle, last = op.from_cast, op.inputs[0], op.outputs[0]
         quantised = middle.itemsize < 2  # numbers of 8 bits are never autocast's: their rounding is meant
         if first is last and middle is not first and first.itemsize != middle.itemsize and not quantised:
-            names = " to ".join(str(dtype).removeprefix("torch.") for dtype in (first, middle, last))
+            names = " to ".join(map(dtype_name, (first, middle, last)))
             yield _at(op, f"{op.elements} elements are cast from {names} with nothing in between")
 
 
 @rule("op-kept-in-16-bits", WARNING, remedy="run it inside the region, or give it float32")
 def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """Autocast would run the op in float32; outside of a region, or in a disabled one, it takes what it is given."""
-    device = evidence.backend.device_type
+    device = evidence.runs.backend.device_type
     if all(facts.dtype in LOW for facts in evidence.amp.parameters.values()):
         return
     for op in evidence.amp.ops:
@@ -58,22 +58,20 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
         listed = _LISTED_AS.get(name, name)
         if cast_policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
             yield _at(
-                op, f"{op.name} runs in {_name(op.outputs[0])} outside of autocast, which would run it in float32"
+                op, f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
             )
 
 
 @rule("op-kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")
 def kept_in_float32(evidence: Evidence) -> Iterator[Found]:
-    """Autocast casts neither in-place and out= forms nor float64: such a product runs wide within a region."""
+    """Autocast casts neither in-place and out= forms nor float64: such a product keeps its dtype within a region."""
     for op in evidence.amp.ops:
         name = op.name.removeprefix("aten::").partition(".")[0].rstrip("_")
         if op.backward or op.region is None or name not in _PRODUCTS or op.function is not None:
             continue
         if op.outputs[0] in (torch.float32, torch.float64) and op.in_place:
-            yield _at(op, f"{op.name} runs in {_name(op.outputs[0])} inside a region: autocast leaves this form alone")
+            yield _at(
+                op, f"{op.name} runs in {dtype_name(op.outputs[0])} inside a region: autocast leaves this form alone"
+            )
         elif op.outputs[0] is torch.float64:
             yield _at(op, f"{op.name} runs in float64 inside a region")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -6,9 +6,9 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
 from amp_checks.core import first_line
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
-from amp_checks.audit.probes.origins import Origin
+from amp_checks.audit.probes.sources import Source
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.trace import Kind
+from amp_checks.audit.watching.events import ConstantLost
+from amp_checks.torch_api.dtypes import dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
@@ -48,36 +49,36 @@ def hint(op: str) -> str:
     return _HINTS.get(_ALIASES.get(name, name), "compute this in float32 (torch.autocast(device_type, enabled=False))")
 
 
-def describe(origin: Origin) -> str:
+def describe(source: Source) -> str:
     """What happened there, in words."""
-    dtypes = "/".join(dict.fromkeys(origin.inputs)) or "constants"
-    if origin.deliberate:
-        what = f"{origin.op} brings in an infinite constant"
+    dtypes = "/".join(dict.fromkeys(source.inputs)) or "constants"
+    if source.deliberate:
+        what = f"{source.op} brings in an infinite constant"
     else:
-        size = "" if math.isnan(origin.magnitude) else f" (magnitudes {origin.least:.3g} to {origin.magnitude:.3g})"
-        what = f"{origin.op} makes {origin.value} out of finite {dtypes}{size}"
-    if origin.nan_by is not None:
-        what += f", of which {origin.nan_by[0]} makes NaN at {origin.nan_by[1]}"
+        size = "" if math.isnan(source.magnitude) else f" (magnitudes {source.least:.3g} to {source.magnitude:.3g})"
+        what = f"{source.op} makes {source.value} out of finite {dtypes}{size}"
+    if source.nan_by is not None:
+        what += f", of which {source.nan_by[0]} makes NaN at {source.nan_by[1]}"
     return what
 
 
-def _found(origin: Origin, message: str, *, step: int | None = None) -> Found:
+def _found(source: Source, message: str, *, step: int | None = None) -> Found:
     return Found(
-        message=message, where=origin.where, module=origin.module, op=origin.op, step=step, remedy=hint(origin.op)
+        message=message, where=source.where, module=source.module, op=source.op, step=step, remedy=hint(source.op)
     )
 
 
-@rule("data-not-finite", ERROR, remedy="leave these elements out, or mend the data: no precision trains on them")
+@rule("data-not-finite", ERROR, remedy="leave these elements out, or repair the data: no precision trains on them")
 def data_not_finite(evidence: Evidence) -> Iterator[Found]:
     """What comes in as NaN or infinity is no overflow, though it looks like one in the loss."""
-    origin = evidence.origins.first() if evidence.origins is not None else None
-    if evidence.origins is not None and origin is not None and origin.given is not None:
+    source = evidence.sources.first() if evidence.sources is not None else None
+    if evidence.sources is not None and source is not None and source.given is not None:
         yield Found(
-            message=f"the data holds what is not finite, AMP did not make it: {origin.given}, first used here",
-            where=origin.where,
-            module=origin.module,
-            op=origin.op,
-            step=evidence.origins.step,
+            message=f"the data holds what is not finite, AMP did not make it: {source.given}, first used here",
+            where=source.where,
+            module=source.module,
+            op=source.op,
+            step=evidence.sources.step,
         )
 
 
@@ -85,17 +86,17 @@ def data_not_finite(evidence: Evidence) -> Iterator[Found]:
 def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
     """A loss that is not finite trains nothing. It is placed on the op that left its dtype's range first."""
     step = next((step for step, loss in evidence.amp.losses if not math.isfinite(loss)), None)
-    if step is None or (evidence.origins is not None and evidence.origins.step < step):
+    if step is None or (evidence.sources is not None and evidence.sources.step < step):
         return
-    origin = evidence.origins.loss if evidence.origins is not None else None
-    if origin is not None and origin.given is not None:
-        return  # which a rule of its own says
-    if origin is None:
+    source = evidence.sources.loss if evidence.sources is not None else None
+    if source is not None and source.given is not None:
+        return  # `data-not-finite` reports it
+    if source is None:
         yield Found(message="the loss is not finite", step=step)
     elif not _same_in_float32(evidence, step):
-        yield _found(origin, f"the loss is not finite: {describe(origin)}", step=step)
+        yield _found(source, f"the loss is not finite: {describe(source)}", step=step)
     else:
-        yield _found(origin, f"the loss is not finite, in float32 neither: {describe(origin)}", step=step)
+        yield _found(source, f"the loss is not finite, in float32 neither: {describe(source)}", step=step)
 
 
 def _same_in_float32(evidence: Evidence, step: int) -> bool:
@@ -105,23 +106,23 @@ def _same_in_float32(evidence: Evidence, step: int) -> bool:
 @rule("gradient-not-finite", ERROR, remedy="see the op")
 def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
     """The loss is finite, a gradient is not. Too high a loss scale may do that for a few steps, and heals."""
-    found = evidence.origins
+    found = evidence.sources
     if found is None or found.loss is not None or found.gradient is None or found.gradient.given is not None:
         return
-    origin = found.gradient
-    heals = origin.value == "inf" and not (_divides(origin) and origin.least == 0.0)
+    source = found.gradient
+    heals = source.value == "inf" and not (_divides(source) and source.least == 0.0)
     if evidence.amp.scaled and heals:
         return
     yield _found(
-        origin,
+        source,
         f"the gradient of {found.parameter} is not finite though the loss is: in backward of this line, "
-        f"{describe(origin)}",
+        f"{describe(source)}",
         step=found.step,
     )
 
 
-def _divides(origin: Origin) -> bool:
-    return origin.op.removeprefix("aten::").partition(".")[0] in ("div", "reciprocal", "rsqrt", "div_")
+def _divides(source: Source) -> bool:
+    return source.op.removeprefix("aten::").partition(".")[0] in ("div", "reciprocal", "rsqrt", "div_")
 
 
 @rule(
@@ -133,13 +134,13 @@ def buffer_poisoned(evidence: Evidence) -> Iterator[Found]:
     """Buffers are written in forward: a step that is skipped for an overflow has written them already."""
     for name, (_, finite) in evidence.amp.buffers.items():
         if not finite:
-            origin = evidence.origins.buffers.get(name) if evidence.origins is not None else None
-            why = f": {describe(origin)}" if origin is not None else ""
+            source = evidence.sources.buffers.get(name) if evidence.sources is not None else None
+            why = f": {describe(source)}" if source is not None else ""
             yield Found(
                 message=f"buffer {name} is not finite{why}",
-                where=origin.where if origin is not None else None,
-                module=origin.module if origin is not None else name.rpartition(".")[0],
-                op=origin.op if origin is not None else None,
+                where=source.where if source is not None else None,
+                module=source.module if source is not None else name.rpartition(".")[0],
+                op=source.op if source is not None else None,
             )
 
 
@@ -151,8 +152,7 @@ def buffer_poisoned(evidence: Evidence) -> Iterator[Found]:
 def weights_not_finite(evidence: Evidence) -> Iterator[Found]:
     """What training leaves behind is of no use."""
     bad = [name for name, facts in evidence.amp.parameters.items() if not facts.finite]
-    finite_in_float32 = all(facts.finite for facts in evidence.fp32.parameters.values())
-    if bad and finite_in_float32:
+    if bad and evidence.fp32.finite:
         yield Found(message=f"{len(bad)} parameters are not finite after training, among them {bad[0]}", module=bad[0])
 
 
@@ -168,7 +168,7 @@ def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
             if op.name.partition(".")[0] in _MAKING:
                 yield Found(
                     message=f"{op.name} gives {op.high if math.isinf(op.high) else op.low} in "
-                    f"{str(op.outputs[0]).removeprefix('torch.')}",
+                    + dtype_name(op.outputs[0]),
                     where=op.where,
                     module=op.module,
                     op=op.name,
@@ -181,9 +181,8 @@ def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
 @rule("constant-not-representable", WARNING, remedy="see the constant")
 def constant_does_not_exist(evidence: Evidence) -> Iterator[Found]:
     """An eps that is 0, a bound of 1 - 1e-6 that is 1, a mask of -1e9 that is -inf: in 16 bits no guard."""
-    for event in evidence.amp.of(Kind.LOST_CONSTANT):
-        constant, becomes = event.data["constant"], event.data["becomes"]
-        dtype = str(event.data["dtype"]).removeprefix("torch.")
+    for event in evidence.amp.of(ConstantLost):
+        becomes, dtype = event.becomes, dtype_name(event.dtype)
         if becomes == 0.0:
             remedy = f"use an eps that {dtype} has (6e-8 and up in float16), or compute this in float32"
         elif becomes == 1.0:
@@ -191,10 +190,10 @@ def constant_does_not_exist(evidence: Evidence) -> Iterator[Found]:
         else:
             remedy = "mask with torch.finfo(x.dtype).min, or with -inf where no row is masked whole"
         yield Found(
-            message=f"{constant:g} is {becomes:g} in {dtype}, the dtype of this {event.data['op']}",
+            message=f"{event.constant:g} is {becomes:g} in {dtype}, the dtype of this {event.op}",
             where=event.where,
             module=event.module,
-            op=event.data["op"],
+            op=event.op,
             step=event.step,
             remedy=remedy,
         )

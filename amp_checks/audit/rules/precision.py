@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import torch
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.measures import (
     GRADIENT_ERROR,
     LOSS_ERROR,
     UNPLACED_ERROR,
+    Compared,
     bias,
     first_losses,
     ill_conditioned,
@@ -19,15 +21,15 @@ from amp_checks.audit.measures import (
     low_dtype,
     peaks_of_backward,
     ratios,
-    reference,
     scale_bias,
     too_coarse,
     total_error,
     wrong_size,
 )
+from amp_checks.audit.probes.values import Amplified
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.trace import Kind
+from amp_checks.audit.watching.events import Backward, LossScaled
+from amp_checks.torch_api.dtypes import dtype_name
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -42,18 +44,21 @@ FLUSHED = 0.05
 )
 def gradients_differ(evidence: Evidence) -> Iterator[Found]:
     """The first gradients that an optimizer used are not those of float64, by more than 16 bits explain."""
-    worst = {name: ratio for name, ratio in ratios(evidence).items() if not ratio < GRADIENT_ERROR.value}
-    if not worst or not _finite(evidence) or (evidence.amplified is None and not _stands_out(evidence)):
+    errors = ratios(evidence.compared)
+    worst = {name: ratio for name, ratio in errors.items() if not ratio < GRADIENT_ERROR.value}
+    if not worst or not _finite(evidence) or (evidence.amplified is None and not _stands_out(evidence.compared)):
         return
     name = max(worst, key=lambda key: worst[key])
-    place = evidence.amplified
-    yield Found(
-        message=f"the first gradients of {len(worst)} parameters are wrong; that of {name} by {worst[name]:.3g} eps"
-        + (f": {place.describe()}" if place is not None else ""),
-        module=place.module if place is not None else name.rpartition(".")[0],
-        where=place.where if place is not None else None,
-        op=place.op if place is not None else None,
-    )
+    message = f"the first gradients of {len(worst)} parameters are wrong; that of {name} by {worst[name]:.3g} eps"
+    yield _placed(message, evidence.amplified, module=name.rpartition(".")[0])
+
+
+def _placed(message: str, place: Amplified | None, *, module: str | None = None, step: int | None = None) -> Found:
+    """A finding at the op whose rounding error grew, or where there is none, in that module."""
+    if place is None:
+        return Found(message=message, module=module, step=step)
+    message += f": {place.describe()}"
+    return Found(message=message, module=place.module, where=place.where, op=place.op, step=step)
 
 
 NO_SINE = 0.25
@@ -90,16 +95,10 @@ def angle_in_16_bits(evidence: Evidence) -> Iterator[Found]:
 )
 def too_coarse_to_compare(evidence: Evidence) -> Iterator[Found]:
     """A small difference of large values: rounding the weights alone turns the gradients as far."""
-    place = evidence.amplified
-    if place is None or not _finite(evidence) or not too_coarse(evidence):
+    if not _finite(evidence) or not too_coarse(evidence.compared) or evidence.amplified is None:
         return
-    yield Found(
-        message=f"rounding weights to 16 bits makes gradients {total_error(evidence):.0%} wrong: {place.describe()}",
-        module=place.module,
-        where=place.where,
-        op=place.op,
-        step=0,
-    )
+    message = f"rounding weights to 16 bits makes gradients {total_error(evidence.compared):.0%} wrong"
+    yield _placed(message, evidence.amplified, step=0)
 
 
 @rule("gradients-off-scale", ERROR, remedy="unscale gradients by exactly the factor that the loss was scaled with")
@@ -107,10 +106,10 @@ def gradients_off_scale(evidence: Evidence) -> Iterator[Found]:
     """Rounding errors have no direction: gradients that are all off by one factor were scaled wrongly."""
     if not _finite(evidence):
         return
-    found = bias(evidence) or 0.0
-    if abs(found) >= scale_bias(evidence):
+    found = bias(evidence.compared) or 0.0
+    if abs(found) >= scale_bias(evidence.compared):
         yield Found(message=f"all gradients {_off_by(1.0 + found)}")
-    elif (factor := wrong_size(evidence)) is not None:
+    elif (factor := wrong_size(evidence.compared)) is not None:
         yield Found(message=f"all gradients {_off_by(factor)}, and point elsewhere")
 
 
@@ -126,23 +125,13 @@ def _off_by(factor: float) -> str:
 @rule("loss-differs", ERROR, remedy="compute the loss, and what leads to it, in float32")
 def loss_differs(evidence: Evidence) -> Iterator[Found]:
     """The first loss is not that of float64, by more than 16 bits explain."""
-    ratio, losses = loss_ratio(evidence), first_losses(evidence)
-    if (
-        ratio is None
-        or losses is None
-        or ratio < LOSS_ERROR.value
-        or (evidence.amplified is None and ill_conditioned(evidence))
-    ):
+    ratio, losses = loss_ratio(evidence.compared), first_losses(evidence.compared)
+    if ratio is None or losses is None or ratio < LOSS_ERROR.value:
         return
-    place = evidence.amplified
-    yield Found(
-        message=f"the first loss is {losses.amp:.6g}, in float64 it is {losses.exact:.6g}"
-        + (f": {place.describe()}" if place is not None else ""),
-        module=place.module if place is not None else None,
-        where=place.where if place is not None else None,
-        op=place.op if place is not None else None,
-        step=0,
-    )
+    if evidence.amplified is None and ill_conditioned(evidence.compared):
+        return
+    message = f"the first loss is {losses.amp:.6g}, in float64 it is {losses.exact:.6g}"
+    yield _placed(message, evidence.amplified, step=0)
 
 
 @rule(
@@ -155,10 +144,10 @@ def gradients_underflow(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.amp
     if low_dtype(trace) is not torch.float16:
         return
-    scale = next((event.data["scale"] for event in trace.of(Kind.SCALE)), 1.0)
-    exact = reference(evidence).gradients
+    scale, first = trace.first_scale or 1.0, trace.first(Backward)
+    exact = evidence.compared.exact.gradients
     largest = max((value.norm().item() for value in exact.values()), default=0.0)
-    for name, actual in evidence.amp.gradients.items():
+    for name, actual in trace.gradients.items():
         expected = exact.get(name)
         if expected is None or expected.shape != actual.shape or not expected.norm().item() > 1e-6 * largest:
             continue
@@ -174,33 +163,24 @@ def gradients_underflow(evidence: Evidence) -> Iterator[Found]:
             yield Found(
                 message=f"{share:.0%} of the gradient of {name} is flushed to zero",
                 module=name.rpartition(".")[0] or None,
-                where=_first_backward(evidence),
+                where=first.where if first is not None else None,
                 step=0,
             )
             return
 
 
-def _stands_out(evidence: Evidence) -> bool:
+def _stands_out(compared: Compared) -> bool:
     """Whether wrong gradients are a fault although no op was found that makes them wrong."""
-    return total_error(evidence) > UNPLACED_ERROR and not ill_conditioned(evidence)
-
-
-def _first_backward(evidence: Evidence) -> str | None:
-    first = next(evidence.amp.of(Kind.BACKWARD), None)
-    return first.where if first is not None else None
+    return total_error(compared) > UNPLACED_ERROR and not ill_conditioned(compared)
 
 
 @rule("loss-in-16-bits", WARNING, remedy="compute the loss on float32: loss_fn(output.float(), target)")
 def loss_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """A mean of many small terms in 16 bits loses them, and squares overflow float16 from 256 on."""
-    for event in evidence.amp.of(Kind.SCALE, Kind.BACKWARD):
-        dtype = event.data["dtype"]
-        if dtype is not None and dtype.itemsize == 2:
-            yield Found(
-                message=f"the loss is computed in {str(dtype).removeprefix('torch.')}",
-                where=event.where,
-                step=event.step,
-            )
+    for event in evidence.amp.events:
+        if isinstance(event, LossScaled | Backward) and event.dtype is not None and event.dtype.itemsize == 2:
+            message = f"the loss is computed in {dtype_name(event.dtype)}"
+            yield Found(message=message, where=event.where, step=event.step)
             return
 
 
@@ -216,11 +196,10 @@ ROOMY = 10.0
 def initial_scale(evidence: Evidence) -> Iterator[Found]:
     """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp
-    scale = next((event.data["scale"] for event in trace.of(Kind.SCALE)), None)
-    peaks = peaks_of_backward(trace)
+    scale, peaks = trace.first_scale, peaks_of_backward(trace)
     if scale is None or not peaks or max(peaks) == 0.0:
         return
-    skipped = sum(event.data["skipped"] for event in trace.of(Kind.SCALER_STEP))
+    skipped = len(trace.skipped_steps)
     if not math.isfinite(max(peaks)):
         if skipped and trace.scales:
             yield Found(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.trace import Event
+from amp_checks.audit.watching.events import Event
 
 Function = Callable[[Evidence], Iterator[Found]]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
-from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.runs.plan import Evidence
-from amp_checks.audit.watching.ops import LOW
-from amp_checks.audit.watching.trace import Kind
+from amp_checks.audit.rules.registry import at, rule
+from amp_checks.audit.watching.events import CheckpointSaved, StateCarried
+from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
@@ -28,7 +28,7 @@ def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
         name: facts.moved for name, facts in trained.items() if facts.moved is not None and facts.moved < STALLED
     }
     name = min(stalled, key=lambda key: stalled[key] or 0.0) if stalled else next(iter(trained))
-    dtype = str(trained[name].dtype).removeprefix("torch.")
+    dtype = dtype_name(trained[name].dtype)
     message = f"{len(trained)} trained parameters are {dtype}, among them {name}"
     if stalled:
         message += f", of which the last step changed only {stalled[name]:.0%}"
@@ -44,7 +44,7 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
     for name, (dtype, _) in evidence.amp.buffers.items():
         if dtype in LOW:
             yield Found(
-                message=f"buffer {name} is {str(dtype).removeprefix('torch.')} in a float32 model",
+                message=f"buffer {name} is {dtype_name(dtype)} in a float32 model",
                 module=name.rpartition(".")[0] or name,
             )
 
@@ -52,15 +52,9 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
 @rule("counter-in-16-bits", WARNING, remedy="count in integers, accumulate in float32 or float64")
 def sixteen_bit_counter(evidence: Evidence) -> Iterator[Found]:
     """A float16 count stops at 2048, a bfloat16 one at 256; moving averages stall."""
-    for event in evidence.amp.of(Kind.CARRIED_STATE):
-        dtype = str(event.data["dtype"]).removeprefix("torch.")
-        yield Found(
-            message=f"{event.data['op']} accumulates from step to step in {dtype}, shape {list(event.data['shape'])}",
-            where=event.where,
-            module=event.module,
-            op=event.data["op"],
-            step=event.step,
-        )
+    for event in evidence.amp.of(StateCarried):
+        message = f"{event.op} accumulates from step to step in {dtype_name(event.dtype)}, shape {list(event.shape)}"
+        yield at(event, message, op=event.op)
 
 
 @rule(
@@ -73,18 +67,11 @@ def no_gradient(evidence: Evidence) -> Iterator[Found]:
     trace = evidence.amp
     if trace.failure is not None:
         return
-    reference = evidence.fp64 if evidence.fp64 is not None else evidence.fp32
+    exact = evidence.compared.exact.gradients
     for name, facts in trace.parameters.items():
-        if facts.trained and facts.read and not facts.stepped and not facts.skipped and name in reference.gradients:
-            yield Found(
-                message=f"{name} is used in the forward and gets no gradient, as in float64 it does",
-                module=name,
-                where=_first_read(evidence, name),
-            )
-
-
-def _first_read(evidence: Evidence, name: str) -> str | None:
-    return evidence.amp.first_reads.get(name)
+        if facts.trained and facts.read_at is not None and not facts.stepped and not facts.skipped and name in exact:
+            message = f"{name} is used in the forward and gets no gradient, as in float64 it does"
+            yield Found(message=message, module=name, where=facts.read_at or None)
 
 
 @rule("scaler-not-saved", WARNING, remedy="save scaler.state_dict() with the rest, and load it")
@@ -92,8 +79,8 @@ def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
     """Scale and growth tracker start over: the first steps after a resume are skipped, as they were at first."""
     if not evidence.amp.scaled:
         return
-    for event in evidence.amp.of(Kind.SAVED):
-        if event.data["optimizer"] and not event.data["scaler"]:
+    for event in evidence.amp.of(CheckpointSaved):
+        if event.optimizer and not event.scaler:
             yield Found(
                 message="this checkpoint holds an optimizer's state and no scaler's", where=event.where, step=event.step
             )

@@ -1,6 +1,6 @@
-"""Run a program in a wider dtype: each narrower one it names is read as that, its random numbers stay.
+"""A program computed in a higher precision: lower ones that it names are upcast, its random numbers stay.
 
-In float64, float32 is narrower too; in float32, what the program casts to 16 bits by its own hand.
+In float64, float32 is lower too; in float32, only what the program casts to 16 bits explicitly.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.runs.change import Change
+from amp_checks.audit.watching.state import around
+from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
-_NARROWER = {
-    torch.float32: (torch.float16, torch.bfloat16),
-    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
-}
+_LOWER = {torch.float32: (torch.float16, torch.bfloat16), torch.float64: (torch.float16, torch.bfloat16, torch.float32)}
 _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
@@ -32,12 +32,12 @@ _OF_SCALERS = ("scale", "unscale_", "_check_inf_per_device")
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 
-class WideMode(TorchFunctionMode):
-    """What the wider dtype, float32 or float64, makes of each call."""
+class HigherPrecisionMode(TorchFunctionMode):
+    """What float32 or float64 makes of each call."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype, self.narrower = dtype, _NARROWER[dtype]
+        self.dtype, self.lower = dtype, _LOWER[dtype]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -60,56 +60,64 @@ class WideMode(TorchFunctionMode):
                 )
             return args[0].copy_(drawn)
         changes = name.endswith("_") and not name.endswith("__")
-        if changes and isinstance(args[0], Tensor) and args[0].dtype in self.narrower:
+        if changes and isinstance(args[0], Tensor) and args[0].dtype in self.lower:
             # Written to in place: it keeps its dtype, and what is written must have it.
             return func(args[0], *[_as(value, args[0].dtype) for value in args[1:]], **kwargs)
         first = args[:1] if changes else ()
-        rest = [_widen(value, self.dtype) for value in args[len(first) :]]
-        named = {key: value if key == "out" else _widen(value, self.dtype) for key, value in kwargs.items()}
+        rest = [_upcast(value, self.dtype) for value in args[len(first) :]]
+        named = {key: value if key == "out" else _upcast(value, self.dtype) for key, value in kwargs.items()}
         out = func(*first, *rest, **named)
-        if isinstance(out, Tensor) and out.dtype in self.narrower and not changes and "out" not in kwargs:
+        if isinstance(out, Tensor) and out.dtype in self.lower and not changes and "out" not in kwargs:
             return out.to(self.dtype)
         return out
 
 
-@contextmanager
-def running_in(dtype: torch.dtype) -> Iterator[None]:
-    """Run in that dtype what runs inside, backward too: custom functions and hooks run user code in there."""
-    mode = WideMode(dtype)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compute(Change):
+    """Computed in float32 or float64: the models and batches, and whatever the program casts down."""
 
-    def run_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
+    dtype: torch.dtype
+
+    def prepared(self, training: Training) -> Training:
+        """The training with its models in that dtype, in place, and its batches."""
+        for module in training.modules().values():
+            module.to(self.dtype)
+        batches: Any = _Batches(training.batches, self.dtype)
+        return dataclasses.replace(training, batches=batches)
+
+    @contextmanager
+    def around_loop(self, watch: Watch) -> Iterator[None]:
+        """Backward too: custom functions and hooks run user code in there."""
+        del watch
+        mode = HigherPrecisionMode(self.dtype)
+
+        def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             private.push_function_mode(mode)
             try:
                 return original(*args, **kwargs)
             finally:
                 private.pop_function_mode()
 
-        return run
-
-    with Patches() as patches:
-        patches.replace(*private.backward_engine(), run_engine)
-        for method in _OF_SCALERS:
-            patches.replace(torch.amp.GradScaler, method, _as_it_is)
-        with mode:
-            yield
+        with Patches() as patches:
+            patches.replace(*private.backward_engine(), around(run))
+            for method in _OF_SCALERS:
+                patches.replace(torch.amp.GradScaler, method, around(_as_it_is))
+            with mode:
+                yield
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with private.no_function_modes():
-            return function(*args, **kwargs)
-
-    return call
+def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with private.no_function_modes():
+        return original(*args, **kwargs)
 
 
-def _widen(value: Any, dtype: torch.dtype) -> Any:
+def _upcast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.dtype):
-        return dtype if value in _NARROWER[dtype] else value
+        return dtype if value in _LOWER[dtype] else value
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype in _NARROWER[dtype] else value
+        return value.to(dtype) if value.dtype in _LOWER[dtype] else value
     if type(value) in (list, tuple):
-        return type(value)(_widen(item, dtype) for item in value)
+        return type(value)(_upcast(item, dtype) for item in value)
     return value
 
 
@@ -117,16 +125,8 @@ def _as(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def widen(training: Training, dtype: torch.dtype) -> Training:
-    """The training with its models in that dtype, in place, and its batches."""
-    for module in training.modules().values():
-        module.to(dtype)
-    batches: Any = _Batches(training.batches, dtype)
-    return dataclasses.replace(training, batches=batches)
-
-
 class _Batches:
-    """Batches, widened as they are asked for: a loader draws when it draws in the run that is compared."""
+    """Batches, upcast as they are asked for: a loader draws when it draws in the run that is compared."""
 
     def __init__(self, batches: Any, dtype: torch.dtype) -> None:
         self._batches, self._dtype = batches, dtype
@@ -135,12 +135,12 @@ class _Batches:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        return (_widen_batch(batch, self._dtype) for batch in self._batches)
+        return (_upcast_batch(batch, self._dtype) for batch in self._batches)
 
 
-def _widen_batch(batch: Any, dtype: torch.dtype) -> Any:
+def _upcast_batch(batch: Any, dtype: torch.dtype) -> Any:
     if isinstance(batch, dict):
-        return type(batch)((key, _widen_batch(value, dtype)) for key, value in batch.items())
+        return type(batch)((key, _upcast_batch(value, dtype)) for key, value in batch.items())
     if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-        return type(batch)(_widen_batch(item, dtype) for item in batch)
-    return _widen(batch, dtype)
+        return type(batch)(_upcast_batch(item, dtype) for item in batch)
+    return _upcast(batch, dtype)

@@ -1,4 +1,4 @@
-"""A rehearsed overflow: gradients are infinite in one iteration, as they are when the loss scale is too large.
+"""An injected overflow: gradients are infinite in one iteration, as they are when the loss scale is too large.
 
 A scaled loss starts from an infinite gradient, so that hooks and custom functions meet it as they would; whatever they
 leave is made infinite after backward, so that what follows meets it too. What turns it into finite numbers hides it
@@ -7,80 +7,117 @@ from the scaler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.runs.change import Change
 from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching.events import OverflowHidden
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching.state import Listener
+from amp_checks.audit.watching.watch import Watch
+from amp_checks.torch_api import private
 
 
-class Rehearsal:
-    """The overflow of a run.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InjectedOverflow(Change):
+    """The gradients of scaled losses overflow in iteration ``at``: the second, after one real step."""
 
-    Args:
-        at: iteration in which gradients overflow; None: they never do.
-    """
+    at: int = 1
+    may_exit: ClassVar[bool] = True
 
-    def __init__(self, at: int | None) -> None:
-        self.at = at
+    def around_loop(self, watch: Watch) -> AbstractContextManager[object]:
+        overflow = _Overflow(watch, self.at)
+        watch.state.listeners.append(overflow)
+        return overflow
+
+
+class _Overflow(TorchDispatchMode, Listener):
+    """The overflow, and the last line of user code that made finite numbers of it."""
+
+    def __init__(self, watch: Watch, at: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+        self._state = watch.state
+        self._at = at
         self._starts_at: Place | None = None
         self._hidden_at: Place | None = None
         self._in_backward = False
 
-    def seeds(self, step: int, roots: Any, gradients: Any) -> Any:
-        """What the backward of these losses starts from; called from the user's line."""
-        if step != self.at or all(scaling.scale_of(root) is None for root in roots):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if self._state.step != self._at or self._state.quiet:
+            return func(*args, **(kwargs or {}))
+        with self._state.quietly():
+            overflowed = _overflowed(args)
+        out = func(*args, **(kwargs or {}))
+        if overflowed and not ((place := user_frame()) == self._starts_at and self._in_backward):
+            with self._state.quietly():
+                made = _floating(args[:1] if private.is_mutating(func) else (out,))
+                if made and all(map(_is_finite, made)):
+                    self._hidden_at = place
+        return out
+
+    def initial_gradients(self, roots: Any, gradients: Any) -> Any:
+        if self._state.step != self._at or all(scaling.scale_of(root) is None for root in roots):
             return gradients
         self._starts_at, self._in_backward, self._hidden_at = user_frame(), True, None
         return tuple(None if gradient is None else gradient * torch.inf for gradient in gradients)
 
-    def after_backward(self, groups: Iterable[Iterable[Gradient]]) -> str | None:
-        """Make all scaled gradients of these groups, one for each optimizer and one for all, infinite.
+    def grad_gave_gradient(self, gradient: Gradient, result: Tensor, scale: float | None) -> None:
+        gradient.injected = self._state.step == self._at and scale is not None
+        if gradient.injected:
+            result.fill_(torch.inf)
 
-        Returns:
-            Where user code in backward made finite numbers of infinite ones, if a group has nothing else left; or None.
+    def backward_ended(self, scale: float | None) -> None:
+        """Make all scaled gradients infinite.
+
+        It is hidden where one optimizer, or all, have nothing but finite ones left.
         """
+        if self._state.step != self._at or scale is None:
+            return
         self._in_backward = False
-        found = [[one for one in group if one.parameter.grad is not None] for group in groups]
-        scaled = [[one for one in group if one.state is State.SCALED] for group in found]
-        hidden = any(group and all(map(_holds_finite, group)) for group in scaled)
-        for gradient in (one for group in scaled for one in group):
+        optimizers = [self._watch.optimizers.gradients_of(optimizer) for optimizer in self._watch.optimizers.known]
+        groups = [
+            [one for one in group if one.parameter.grad is not None and one.state is State.SCALED]
+            for group in (*optimizers, self._state.book.gradients.values())
+        ]
+        hidden = any(group and all(map(_holds_finite, group)) for group in groups)
+        for gradient in (one for group in groups for one in group):
             value = gradient.parameter.grad
             assert value is not None
             if value.layout is torch.strided:  # others have no such kernel, and are what backward made of infinity
                 value.fill_(torch.inf)
-            gradient.rehearsed = True
+            gradient.injected = True
         where, self._hidden_at = self._hidden_at, None
-        return line(where) if hidden else None
+        if hidden and where is not None:
+            self._state.emit(OverflowHidden(*self._state.here(), hidden_at=line(where), in_backward=True))
 
-    def seen(self, gradients: Iterable[Gradient], infinite: bool) -> dict[str, Any]:
-        """What an event tells of gradients that a scaler has looked at, and of which it found some ``infinite`` or not.
-
-        ``hidden``: they were infinite; ``zero``: and are zero; ``hidden_at``: the line of user code that last made
-        finite numbers of infinite ones, since backward.
-        """
-        were = [gradient for gradient in gradients if gradient.rehearsed and gradient.parameter.grad is not None]
+    def scaler_looked(self, gradients: Sequence[Gradient], infinite: bool) -> None:
+        were = [gradient for gradient in gradients if gradient.injected and gradient.parameter.grad is not None]
         for gradient in were:
-            gradient.rehearsed = False
-        hidden = bool(were) and not infinite
-        zero = hidden and all(gradient.is_zero() for gradient in were)
-        return {"hidden": hidden, "zero": zero, "hidden_at": line(self._hidden_at)}
+            gradient.injected = False
+        if were and not infinite:
+            with self._state.quietly():
+                zero = all(gradient.is_zero() for gradient in were)
+            self._state.emit(OverflowHidden(*self._state.here(), hidden_at=line(self._hidden_at), zero=zero))
 
-    def overflowed(self, values: Any) -> bool:
-        """Whether an op is given what is not finite."""
-        return any(not _is_finite(value) for value in _floating(values))
+    def step_starts(self, optimizer: Any, gradients: Sequence[Gradient]) -> None:
+        del optimizer
+        self._state.trace.took_overflow |= _overflowed([gradient.parameter.grad for gradient in gradients])
 
-    def note(self, changed: Any) -> None:
-        """An op was given what is not finite: what it made or changed."""
-        place = user_frame()
-        made = _floating(changed)
-        in_torch = self._in_backward and place == self._starts_at
-        if made and not in_torch and all(map(_is_finite, made)):
-            self._hidden_at = place
+
+def _overflowed(values: Any) -> bool:
+    return any(not _is_finite(value) for value in _floating(values))
 
 
 def _holds_finite(gradient: Gradient) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from amp_checks.audit.case import AuditCase, Training, describe, stepper
-
-if TYPE_CHECKING:
-    from amp_checks.audit.watching.watch import Watch
-    from amp_checks.core import Backend
+from amp_checks.audit.watching.watch import Watch
+from amp_checks.torch_api.backend import Backend
 
 LATE_SCALE = 2.0**7
 """A loss scale that no fresh scaler starts with: it stands for one that training has found."""
@@ -35,32 +34,28 @@ class Resumed:
     overwritten: tuple[str, ...] = ()
 
 
-def resume(case: AuditCase, backend: Backend, trained: Training, watch: Watch) -> Resumed | None:
-    """Save the trained program, load it into a fresh one, and train that for one step."""
-    if trained.save is None or trained.load is None or watch.trace.failure is not None:
+def resume(case: AuditCase, backend: Backend, trained: Training, made_scalers: Sequence[Any]) -> Resumed | None:
+    """Save the trained program, load it into a fresh one, and train that for one step; None without ``save``."""
+    if trained.save is None:
         return None
-    from amp_checks.audit.watching import patches
-    from amp_checks.audit.watching.watch import Watch as FreshWatch
-
-    scalers = [scaler for scaler in watch.scalers if scaler.is_enabled()]
+    scalers = [scaler for scaler in made_scalers if scaler.is_enabled()]
     for scaler in scalers:
         scaler.update(LATE_SCALE)
     try:
-        with torch.no_grad():
-            saved = {name: parameter.detach().clone() for name, parameter in trained.named_parameters().items()}
+        saved = _weights(trained)
         state = copy.deepcopy(trained.save())
-        fresh_watch = FreshWatch(ops=False)
-        with patches.watched(fresh_watch):
+        watch = Watch(ops=False)
+        with watch.installed():
             fresh = case.training(backend)
-            first = {name: parameter.detach().clone() for name, parameter in fresh.named_parameters().items()}
+            first = _weights(fresh)
             assert fresh.load is not None
             fresh.load(state)
-            loaded = {name: parameter.detach().clone() for name, parameter in fresh.named_parameters().items()}
-            fresh_scalers = [scaler for scaler in fresh_watch.scalers if scaler.is_enabled()]
+            loaded = _weights(fresh)
+            fresh_scalers = [scaler for scaler in watch.state.scalers if scaler.is_enabled()]
             scales = tuple((old.get_scale(), new.get_scale()) for old, new in zip(scalers, fresh_scalers, strict=False))
-            fresh_watch.know(fresh, whole_loop=fresh.run is not None)
+            watch.know(fresh)
             next(iter(stepper(fresh, backend)()), None)
-        after = {name: parameter.detach() for name, parameter in fresh.named_parameters().items()}
+        after = _weights(fresh)
     except Exception as error:  # noqa: BLE001 - whatever the user's save and load raise is what is audited
         return Resumed(error=describe(error))
     return Resumed(
@@ -70,6 +65,10 @@ def resume(case: AuditCase, backend: Backend, trained: Training, watch: Watch) -
             name for name in loaded if name in first and _went_back(first[name], loaded[name], after[name])
         ),
     )
+
+
+def _weights(training: Training) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in training.named_parameters().items()}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,37 +1,55 @@
-"""Faults that a run undoes, so that what follows from them can be told from what is wrong besides."""
+"""An intervention that undoes one fault while the program runs, to separate its effects from other faults."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from amp_checks.audit.runs.change import Change
 from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching.gradients import Gradient
+from amp_checks.audit.watching.state import Listener
+from amp_checks.audit.watching.watch import Watch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Mend:
-    """What is undone while a program runs.
+class Undo(Change, Listener):
+    """What is undone.
 
     Attributes:
         gradients: each step uses what backward gave, each share without its loss scale, in place of a gradient that a
             fault of the protocol changed.
         inner: what ``autograd.grad`` gives of a scaled loss comes without the loss scale.
-        boost: factor by which gradients are larger on their way backward than the program makes them.
+        boost: factor by which gradients are larger on their way backward than the program makes them. An infinite one
+            is for `Evidence.without`: the largest power of two that leaves a bit of headroom in backward.
     """
 
     gradients: bool = False
     inner: bool = False
     boost: float = 1.0
 
-    def boosted(self, gradients: Any) -> Any:
-        """The gradients that backward starts from."""
+    def around(self, watch: Watch) -> AbstractContextManager[object]:
+        watch.state.book.keeps_raw, watch.state.book.boost = True, self.boost
+        watch.state.listeners.append(self)
+        return nullcontext()
+
+    def initial_gradients(self, roots: Any, gradients: Any) -> Any:
+        del roots
         if self.boost == 1.0:
             return gradients
         return tuple(None if gradient is None else gradient * self.boost for gradient in gradients)
 
-    def without_scale(self, roots: Any, found: Any) -> Any:
-        """What ``autograd.grad`` gave of these roots, without their loss scale."""
+    def grad_gave(self, roots: Any, results: Any) -> Any:
         scale = next((one for root in roots if (one := scaling.scale_of(root)) is not None), None)
         if not self.inner or scale is None:
-            return found
-        return tuple(None if gradient is None else gradient / scale for gradient in found)
+            return results
+        return tuple(None if result is None else result / scale for result in results)
+
+    def step_starts(self, optimizer: Any, gradients: Sequence[Gradient]) -> None:
+        scale = getattr(optimizer, "grad_scale", None)
+        for gradient in gradients if self.gradients else ():
+            now = gradient.parameter.grad
+            if now is not None and gradient.modified and gradient.raw is not None:
+                now.copy_(gradient.raw if scale is None else gradient.raw * scale)

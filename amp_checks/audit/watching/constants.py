@@ -8,22 +8,12 @@ from typing import Any
 
 import torch
 
-_LOW = (torch.float16, torch.bfloat16)
+from amp_checks.torch_api.dtypes import LOW
+
 _GUARDS = {
-    f"aten::{name}"
-    for name in (
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "rsub",
-        "clamp",
-        "clamp_",
-        "clamp_min",
-        "clamp_min_",
-        "clamp_max",
-        "clamp_max_",
-    )
+    f"aten::{name}{suffix}"
+    for name in ("add", "sub", "rsub", "clamp", "clamp_min", "clamp_max")
+    for suffix in ("", "_")
 }
 _OVERFLOWING = {
     f"aten::{name}" for name in ("add", "add_", "sub", "mul", "mul_", "where", "masked_fill", "masked_fill_")
@@ -43,29 +33,29 @@ def overflowed(constant: Any, dtype: torch.dtype) -> bool:
     return isinstance(constant, float) and math.isfinite(constant) and math.isinf(rounded(constant, dtype))
 
 
-def lost(op: str, args: tuple[Any, ...], out: Any) -> dict[str, Any] | None:
-    """What becomes of a finite constant that the 16-bit operand's dtype lacks; None where nothing of note.
+def lost(op: str, args: tuple[Any, ...], out: Any) -> tuple[float, float, torch.dtype] | None:
+    """A finite constant that the 16-bit operand's dtype lacks, what it becomes, that dtype; None where nothing of note.
 
     An additive guard or a bound that becomes 0, a bound that becomes 1, and anything that becomes infinite. ``mul``
     computes in float32: a positive factor, a scale, is lost where it makes an infinity; a negative one is a mask's.
     """
-    dtype = next((value.dtype for value in args if isinstance(value, torch.Tensor) and value.dtype in _LOW), None)
+    dtype = next((value.dtype for value in args if isinstance(value, torch.Tensor) and value.dtype in LOW), None)
     if dtype is None or any(_is_wider(value) for value in args):
         return None
-    if not isinstance(out, torch.Tensor) or out.dtype not in _LOW:
+    if not isinstance(out, torch.Tensor) or out.dtype not in LOW:
         return None  # two tensors without dimensions: the wider one decides, as of a 16-bit loss and its scale
     for value in args[1:]:
         constant = _constant(value)
         if constant is None or constant == 0.0 or not math.isfinite(constant):
             continue
         becomes = rounded(constant, dtype)
-        if op in _GUARDS and becomes == 0.0:
-            return {"constant": constant, "becomes": 0.0, "dtype": dtype}
-        if "clamp" in op and becomes == 1.0 and constant != 1.0:
-            return {"constant": constant, "becomes": 1.0, "dtype": dtype}
         is_scale = op in ("aten::mul", "aten::mul_") and constant > 0.0
-        if op in _OVERFLOWING and math.isinf(becomes) and not (is_scale and bool(out.isfinite().all())):
-            return {"constant": constant, "becomes": becomes, "dtype": dtype}
+        if (
+            (op in _GUARDS and becomes == 0.0)
+            or ("clamp" in op and becomes == 1.0 and constant != 1.0)
+            or (op in _OVERFLOWING and math.isinf(becomes) and not (is_scale and bool(out.isfinite().all())))
+        ):
+            return constant, becomes, dtype
     return None
 
 

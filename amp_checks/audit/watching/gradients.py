@@ -28,15 +28,15 @@ class Gradient:
         name, parameter: whose.
         state: what it holds.
         scale: the loss scale it was last given, or None.
-        where: line of the backward that last wrote it.
-        plain: line of a backward whose loss was not scaled, since it was last zeroed.
+        plain: line of a backward whose loss was not scaled, since it was last zeroed; "" where that is unknown; None
+            where there was none.
         stepped, stepped_before: its optimizer stepped, or skipped, since it was last zeroed; so already before the
             backward that runs.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
-        rehearsed: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
-        misused: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
-        given: what backward gave since it was last zeroed, each share without its loss scale; see `Book.follows`.
+        injected: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
+        modified: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
+        raw: what backward gave since it was last zeroed, each share without its loss scale; see `Book.keeps_raw`.
         factors: constants that its loss was multiplied by, since it was last zeroed.
         multiplied: constants that it was multiplied by itself since its last backward, each with whether in place.
         handed: what ``autograd.grad`` gave of it last, its loss scale or None, and the line; a program may assign it.
@@ -48,16 +48,14 @@ class Gradient:
     parameter: torch.Tensor
     state: State = State.NONE
     scale: float | None = None
-    where: str | None = None
     plain: str | None = None
-    has_plain: bool = False
     stepped: bool = False
     stepped_before: bool = False
     updated: bool = False
     carried: bool = False
-    rehearsed: bool = False
-    misused: bool = False
-    given: torch.Tensor | None = None
+    injected: bool = False
+    modified: bool = False
+    raw: torch.Tensor | None = None
     factors: tuple[float, ...] = ()
     multiplied: tuple[tuple[float, bool], ...] = ()
     handed: tuple[torch.Tensor, float | None, str | None] | None = None
@@ -68,10 +66,9 @@ class Gradient:
 
     def reset(self) -> None:
         """It was zeroed, or is gone."""
-        self.state, self.scale = State.NONE, None
-        self.where = self.plain = None
-        self.has_plain = self.stepped = self.updated = self.carried = self.misused = False
-        self.held = self.memory = self.given = self.before = None
+        self.state, self.scale, self.plain = State.NONE, None, None
+        self.stepped = self.updated = self.carried = self.modified = False
+        self.held = self.memory = self.raw = self.before = None
         self.factors = self.multiplied = ()
 
     def adopt(self) -> None:
@@ -83,11 +80,10 @@ class Gradient:
         if now.data_ptr() != result.data_ptr():
             return
         self.reset()
-        self.handed, self.held, self.where = None, now, where
+        self.handed, self.held, self.scale = None, now, scale
         self.state = State.PLAIN if scale is None else State.SCALED
-        self.scale = scale
         if scale is None:
-            self.has_plain, self.plain = True, where
+            self.plain = where or ""
 
     def was_zeroed(self) -> bool:
         """Whether there is nothing in it, though something else was there when it was last seen."""
@@ -110,9 +106,9 @@ class Gradient:
         """Keep what is there before a backward."""
         self.before = now.detach().clone() if now is not None and now.layout is torch.strided else None
         if self.before is None or not bool(self.before.any()):
-            self.given = None  # zeroed by hand
+            self.raw = None  # zeroed by the program
 
-    def note_given(self, now: torch.Tensor, *, scale: float, boost: float) -> None:
+    def note_raw(self, now: torch.Tensor, *, scale: float, boost: float) -> None:
         """Add what a backward gave; of one that was boosted, take the boost back."""
         if now.layout is not torch.strided:
             return
@@ -121,26 +117,23 @@ class Gradient:
             share = share / boost
             now.detach().copy_(share if self.before is None else self.before + share)
         share = share / scale
-        self.given = share if self.given is None else self.given + share
+        self.raw = share if self.raw is None else self.raw + share
         self.before = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What a backward wrote to: how many gradients, and names of the first of those that tell something."""
-
-    touched: int
-    carried: str | None
-    onto_unscaled: str | None
-    after_update: str | None
-
-
 class Book:
-    """Keeps the state of the gradients of all known parameters; where it ``follows``, also what backward gave."""
+    """The state of the gradients of all known parameters.
 
-    def __init__(self, *, follows: bool) -> None:
+    Attributes:
+        gradients: by the parameter's ``id``.
+        keeps_raw: whether what backward gave is kept too.
+        boost: the factor by which a run makes gradients larger on their way backward; it is taken back from each.
+    """
+
+    def __init__(self) -> None:
         self.gradients: dict[int, Gradient] = {}
-        self.follows = follows
+        self.keeps_raw = False
+        self.boost = 1.0
 
     def know(self, named: Mapping[str, torch.Tensor]) -> None:
         """Add parameters; one that is known keeps its name."""
@@ -164,67 +157,60 @@ class Book:
             if gradient.held is not None and gradient.held.layout is torch.strided
         }
 
-    def forget_given(self) -> None:
+    def forget_raw(self) -> None:
         """What backward gave is not known."""
         for gradient in self.gradients.values():
-            gradient.given = None
+            gradient.raw = None
 
     def before_backward(self) -> None:
         """Note what is there already."""
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
-            if self.follows:
+            if self.keeps_raw:
                 gradient.note_before(now)
             if gradient.was_zeroed():
                 gradient.reset()
-                gradient.rehearsed = False
+                gradient.injected = False
             gradient.stepped_before = gradient.stepped
             if now is not None:
                 gradient.hold(now)
 
     def after_backward(
-        self,
-        *,
-        scale: float | None,
-        where: str | None,
-        twice: bool = False,
-        boost: float = 1.0,
-        factors: tuple[float, ...] = (),
-    ) -> Written:
+        self, *, scale: float | None, where: str | None, twice: bool, factors: tuple[float, ...]
+    ) -> tuple[str | None, str | None]:
         """Note what was written, under that loss scale.
 
         ``twice``: a scaler takes back only a part of it. ``factors``: what the loss was multiplied by besides.
+
+        Returns:
+            The first parameter whose unscaled gradient scaled ones were added to, and the first whose gradient was
+            added to after an update of the scaler; or None.
         """
         scaled = scale is not None
-        touched = 0
-        carried = onto_unscaled = after_update = None
+        onto_unscaled = after_update = None
         for gradient in self.gradients.values():
             now = gradient.parameter.grad
             if now is None or (now is gradient.held and private.version_of(now) == gradient.version):
                 continue
-            touched += 1
             if gradient.stepped > gradient.stepped_before and gradient.is_zero():  # a hook stepped, and zeroed it
                 gradient.reset()
                 continue
-            if self.follows:
-                gradient.note_given(now, scale=scale or 1.0, boost=boost)
-            if gradient.stepped:
-                gradient.carried = True
-                carried = carried or gradient.name
+            if self.keeps_raw:
+                gradient.note_raw(now, scale=scale or 1.0, boost=self.boost)
+            gradient.carried = gradient.carried or gradient.stepped
             if gradient.state is State.UNSCALED and scaled and not gradient.stepped:
                 onto_unscaled = onto_unscaled or gradient.name
-                gradient.misused = True
+                gradient.modified = True
             if gradient.updated and not gradient.stepped:
                 after_update = after_update or gradient.name
-                gradient.misused = True
-            gradient.misused = gradient.misused or twice
+                gradient.modified = True
+            gradient.modified = gradient.modified or twice
             if scaled or gradient.state is not State.SCALED:  # what is scaled in part must be unscaled
                 gradient.state = State.SCALED if scaled else State.PLAIN
-            gradient.where, gradient.scale = where, scale or gradient.scale
+            gradient.scale = scale or gradient.scale
             if not scaled:
-                gradient.has_plain = True
-                gradient.plain = gradient.plain or where
+                gradient.plain = gradient.plain or where or ""
             gradient.updated = False
             gradient.hold(now)
             gradient.factors, gradient.multiplied = factors, ()
-        return Written(touched=touched, carried=carried, onto_unscaled=onto_unscaled, after_update=after_update)
+        return onto_unscaled, after_update

@@ -1,7 +1,7 @@
 """How large 16-bit values are: how near to overflow, how near to zero, and how many were lost at either end.
 
 Bits are read, not values: without its sign, a floating number compares as the integer of the same bits. That is exact,
-tells zeros, subnormal and non-finite numbers apart, and costs a few integer passes.
+distinguishes zeros, subnormal and non-finite numbers, and costs a few integer passes.
 """
 
 from __future__ import annotations

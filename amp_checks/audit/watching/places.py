@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -37,9 +38,9 @@ def is_user_code(code: CodeType) -> bool:
     return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
 
 
-def user_frame(depth: int = 1) -> Place | None:
+def user_frame() -> Place | None:
     """The innermost frame of the user's code: cheap to keep, `line` makes text of it."""
-    frame: FrameType | None = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(1)
     judged = _judged
     while frame is not None:
         code = frame.f_code
@@ -52,14 +53,23 @@ def user_frame(depth: int = 1) -> Place | None:
     return None
 
 
+def called_by_torch() -> bool:
+    """Whether torch itself has called the function that `around` has replaced by the one that asks."""
+    return sys._getframe(3).f_code.co_filename.startswith(tuple(torch.__path__))
+
+
 def line(place: Place | None) -> str | None:
     """``file:line``, relative to the current folder where the file lies in it."""
     if place is None:
         return None
-    path = Path(place[0].co_filename)
+    return f"{_shown(place[0].co_filename, Path.cwd())}:{place[1]}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _shown(name: str, folder: Path) -> Path:
     with contextlib.suppress(ValueError):
-        path = path.resolve().relative_to(Path.cwd())
-    return f"{path}:{place[1]}"
+        return Path(name).resolve().relative_to(folder)
+    return Path(name)
 
 
 def raised_at(error: BaseException) -> str | None:

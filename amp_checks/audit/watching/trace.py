@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 
+from amp_checks.audit.case import Training
+from amp_checks.audit.watching.events import Event, LossScaled, RegionEntered, ScalerStep
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.places import Place
 
-if TYPE_CHECKING:
-    from amp_checks.audit.case import Training
-
-
-class Kind(enum.StrEnum):
-    """What happened. The comment says what `Event.data` holds."""
-
-    REGION = "an autocast region was entered"  # device, dtype, enabled, cache, depth, in_backward, function
-    DISABLED_REGION = "an autocast region disabled itself"  # device
-    SCALER = "a scaler was made"  # asked, enabled, device
-    SCALE = "a loss was scaled"  # dtype of the loss, scale, already: scale it had
-    BACKWARD = "backward"  # scaled, region, dtype, touched, carried, onto_unscaled, after_update
-    INNER_GRADIENT = "a scaled inner gradient was used"  # op
-    UNSCALE = "gradients were unscaled"  # optimizer, plain_at: line whose loss was not scaled
-    SCALER_STEP = "a scaler stepped an optimizer"  # optimizer, skipped, enabled, plain_at, carried
-    UPDATE = "a scaler was updated"  # stepped: optimizers since the last update; scale
-    OPTIMIZER_STEP = "an optimizer stepped"  # optimizer, direct, scaled, unscaled, depth, carried, missing
-    SCALED_BY_HAND = "gradients of a loss that was multiplied by a constant are used"  # factor, undone
-    SCHEDULER_STEP = "a scheduler stepped"  # real, skipped: optimizer steps since its last
-    GRADIENT_READ = "scaled gradients were read"  # op
-    GRADIENT_WRITTEN = "gradients were changed"  # op, late: after their step
-    AVERAGED = "weights were averaged after a skipped step"  # op
-    STALE_WEIGHT = "an outdated copy of a weight was used"  # parameter, written
-    LOST_CONSTANT = "a constant does not exist in the dtype of its op"  # op, constant, becomes, dtype
-    CARRIED_STATE = "16-bit state is carried from step to step"  # op, dtype, shape
-    FUNCTION = "a custom autograd function ran"  # function, enabled, dtype, decorated
-    SAVED = "a checkpoint was saved"  # optimizer, scaler
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One thing that happened.
-
-    Attributes:
-        kind: what.
-        step: in which iteration, from 0; -1 while the case was being built.
-        where: ``file:line`` of the user's code; None where no frame of it was on the stack.
-        module: path of the module whose forward was running, or None.
-        data: what `Kind` says.
-    """
-
-    kind: Kind
-    step: int
-    where: str | None
-    module: str | None
-    data: dict[str, Any]
+E = TypeVar("E", bound=Event)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -77,7 +33,7 @@ class Op:
         magnitudes: sizes of a 16-bit output, in the first iteration; None elsewhere.
         within: in one call of the user's code with ops before it: some forms of attention cast for themselves.
         from_cast: for a cast, the input dtype of another call's cast that its input came straight from; or None.
-        region: dtype of the innermost region, where that is enabled.
+        region: the innermost autocast region, where that is enabled; None in backward.
         in_place: whether it changes an argument.
     """
 
@@ -96,7 +52,7 @@ class Op:
     magnitudes: Magnitudes | None = None
     within: bool = False
     from_cast: torch.dtype | None = None
-    region: torch.dtype | None = None
+    region: RegionEntered | None = None
     in_place: bool = False
 
     @property
@@ -131,7 +87,7 @@ class ParameterFacts:
     Attributes:
         dtype: of the parameter.
         trained: whether an optimizer has it.
-        read: whether an op of forward read it.
+        read_at: the line whose op first read it in forward; "" where that is unknown, None where none did.
         stepped, skipped: real and skipped optimizer steps for which it had a gradient.
         finite: whether it is finite at the end.
         moved: share of its elements that the last real step changed, of those with a gradient; None if never stepped.
@@ -139,7 +95,7 @@ class ParameterFacts:
 
     dtype: torch.dtype
     trained: bool = False
-    read: bool = False
+    read_at: str | None = None
     stepped: int = 0
     skipped: int = 0
     finite: bool = True
@@ -157,8 +113,8 @@ class Trace:
         first_real: for each optimizer, how many steps were skipped before its first real one.
         parameters, buffers: by path; buffers give dtype and whether finite at the end.
         scales: loss scale after each update.
-        given: of the same parameters, what backward gave, without loss scale; only where the watch follows it.
-        misused: names of those whose gradient a fault of the protocol changed before that step.
+        raw_gradients: of the same parameters, what backward gave, without loss scale; only where that is kept.
+        modified: names of those whose gradient a fault of the protocol changed before that step.
         bypassed: names of parameters that an optimizer stepped behind the back of a scaler.
         took_overflow: an optimizer stepped with a gradient that is not finite, where that is looked for.
         failure: what it raised, or None.
@@ -167,8 +123,7 @@ class Trace:
         takes_angles: whether forward took a sine, a cosine or the like.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
-    first_reads: for each parameter, the line that first read it in forward.
-    left_on: device types for which autocast was still on when the run ended.
+        left_on: device types for which autocast was still on when the run ended.
     """
 
     events: list[Event] = dataclasses.field(default_factory=list)
@@ -179,18 +134,15 @@ class Trace:
     parameters: dict[str, ParameterFacts] = dataclasses.field(default_factory=dict)
     buffers: dict[str, tuple[torch.dtype, bool]] = dataclasses.field(default_factory=dict)
     scales: list[float] = dataclasses.field(default_factory=list)
-    given: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    misused: set[str] = dataclasses.field(default_factory=set)
+    raw_gradients: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    modified: set[str] = dataclasses.field(default_factory=set)
     bypassed: set[str] = dataclasses.field(default_factory=set)
     took_overflow: bool = False
     failure: Failure | None = None
     optimizers: list[str] = dataclasses.field(default_factory=list)
     steps: int = 0
     takes_angles: bool = False
-    function_products: dict[str, tuple[frozenset[torch.dtype], frozenset[torch.dtype]]] = dataclasses.field(
-        default_factory=dict
-    )
-    first_reads: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    function_products: dict[str, tuple[set[torch.dtype], set[torch.dtype]]] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
     start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
 
@@ -205,21 +157,39 @@ class Trace:
             finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
             self.buffers[name] = (buffer.dtype, finite)
 
-    def of(self, *kinds: Kind) -> Iterator[Event]:
-        """The events of these kinds, in order."""
-        return (event for event in self.events if event.kind in kinds)
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of that kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def first(self, kind: type[E]) -> E | None:
+        """The first event of that kind."""
+        return next((event for event in self.events if isinstance(event, kind)), None)
 
     @property
     def scaled(self) -> bool:
         """Whether an enabled scaler scaled a loss."""
-        return next(self.of(Kind.SCALE), None) is not None
+        return self.first(LossScaled) is not None
 
     @property
-    def scalers_enabled(self) -> bool:
-        """Whether any scaler was made that is enabled."""
-        return any(event.data["enabled"] for event in self.of(Kind.SCALER))
+    def first_scale(self) -> float | None:
+        """The loss scale of the first loss that an enabled scaler scaled."""
+        first = self.first(LossScaled)
+        return first.scale if first is not None else None
+
+    @property
+    def skipped_steps(self) -> list[ScalerStep]:
+        """The steps that a scaler skipped."""
+        return [event for event in self.of(ScalerStep) if event.skipped]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights are finite at the end."""
+        return all(facts.finite for facts in self.parameters.values())
 
     def scales_before(self, count: int) -> list[float]:
         """The loss scale at each of the first scaler steps, for a program with one scaler and one step per update."""
-        first = next((event.data["scale"] for event in self.of(Kind.SCALE)), 1.0)
-        return [first, *self.scales][:count]
+        return [self.first_scale or 1.0, *self.scales][:count]
+
+    def low_dtypes(self) -> set[torch.dtype]:
+        """The 16-bit dtypes that ops of forward put out."""
+        return {dtype for op in self.ops if not op.backward for dtype in op.outputs if dtype.itemsize == 2}

@@ -9,7 +9,8 @@ from amp_checks.audit.case import AuditCase
 from amp_checks.audit.finding import Severity
 from amp_checks.audit.report import audit
 from amp_checks.audit.rules import RULES
-from amp_checks.core import Backend, Check, Finding
+from amp_checks.core import Check, Finding
+from amp_checks.torch_api.backend import Backend
 
 
 def checks_for(case: AuditCase) -> Iterator[Check]:

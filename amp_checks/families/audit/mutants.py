@@ -14,14 +14,16 @@ from unittest import mock
 import torch
 
 from amp_checks import backends
-from amp_checks.audit import AuditCase, Severity, audit
-from amp_checks.core import Backend
+from amp_checks.audit import AuditCase, Report, Severity, audit
 from amp_checks.records import fixtures
 from amp_checks.reference.model import SimpleTextModel
 from amp_checks.suite.planting import Mutant, Tally
+from amp_checks.torch_api.backend import Backend
 
 Progress = Callable[[str], None]
 FOLDER = "audit"
+TWO_ERRORS = {"log_of_vanished_eps"}
+"""A logarithm of 0 in 16 bits; and one of almost 0, whose gradient rounding makes 1.6 % too large."""
 
 
 def _scaled(backend: Backend) -> bool:
@@ -104,40 +106,48 @@ def pairs() -> list[Any]:
     """The faulty loops of ``fixtures/audit``, each with its corrected twin, in the order of their files."""
     folder = fixtures.fixture(FOLDER)
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # no package: a fixture is a program of its own
+        sys.path.insert(0, str(folder))  # no package: a fixture is a program, not part of this one
     for path in sorted(folder.glob("loops_*.py")):
         importlib.import_module(path.stem)
     found: list[Any] = importlib.import_module("audit_pairs").PAIRS
     return found
 
 
-def missed(pair: Any, backend: Backend) -> str:
-    """What the audit gets wrong about a pair: empty where the fault is found and placed, and its twin left in peace."""
+def audited(pair: Any, backend: str, *, fault: bool) -> Report:
+    """The report on a faulty loop, or on its corrected twin."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        faulty = audit(AuditCase(id=pair.id, build=pair.twin(fault=True)), backend)
-        found = [one for one in faulty.diagnostics if one.rule == pair.rule]
-        if not found:
-            return "not found"
-        lines = {int(one.where.rpartition(":")[2]) for one in found if one.where}
-        if pair.placed and not lines & pair.lines():
-            return "placed on another line"
-        if pair.module is not None and pair.module not in {one.module for one in found}:
-            return "placed in another module"
-        healthy = audit(AuditCase(id=pair.id, build=pair.twin(fault=False)), backend)
-        alarms = [one.rule for one in healthy.diagnostics if one.severity is not Severity.NOTE]
-    return f"its corrected twin raises {', '.join(alarms)}" if alarms else ""
+        return audit(AuditCase(id=pair.id, build=pair.twin(fault=fault)), backends.backend(backend))
+
+
+def missed(pair: Any, report: Report) -> str:
+    """What the report on a faulty loop gets wrong: empty where the fault is found and placed."""
+    found = [one for one in report.diagnostics if one.rule == pair.rule]
+    lines = {int(one.where.rpartition(":")[2]) for one in found if one.where}
+    if not found:
+        return "not found"
+    if pair.placed and not lines & pair.lines():
+        return "placed on another line"
+    return "" if pair.module in {None, *(one.module for one in found)} else "placed in another module"
+
+
+def alarms_in(report: Report) -> list[str]:
+    """The rules of errors and warnings."""
+    return [one.rule for one in report.diagnostics if one.severity is not Severity.NOTE]
 
 
 def plant_every_loop(progress: Progress) -> Iterator[Tally]:
-    """Each faulty loop on each backend that it names: found by its rule, placed, and its corrected twin in peace."""
+    """Each faulty loop on each backend that it names: found and placed, its corrected twin without alarm."""
     began = time.perf_counter()
     survived, total = [], 0
     progress(f"audit: {len(pairs())} faulty loops and their corrected twins")
     for pair in pairs():
         for name in pair.backends:
             total += 1
-            if wrong := missed(pair, backends.backend(name)):
+            wrong = missed(pair, audited(pair, name, fault=True))
+            if not wrong and (rules := alarms_in(audited(pair, name, fault=False))):
+                wrong = f"its corrected twin raises {', '.join(rules)}"
+            if wrong:
                 survived.append(f"{pair.id} on {name} ({wrong})")
                 progress(f"SURVIVED {survived[-1]}")
     yield Tally(

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
+from amp_checks.core import Check, Finding, attempt, bounded, exact
 from amp_checks.families.convergence.cases import ConvergenceCase
 from amp_checks.reference import loop, parity
 from amp_checks.reference.loop import Gradients, Task, Trajectory
 from amp_checks.reference.memory import bytes_for_backward
-from amp_checks.torch_api.numerics import Threshold, dtype_name, smallest
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import Threshold, smallest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

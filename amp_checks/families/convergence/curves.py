@@ -6,9 +6,9 @@ import math
 import statistics
 from typing import Any
 
-from amp_checks.core import Backend
 from amp_checks.families.convergence.cases import ConvergenceCase
 from amp_checks.families.convergence.checks import _amp, _fp32
+from amp_checks.torch_api.backend import Backend
 
 _DIGITS = 7
 

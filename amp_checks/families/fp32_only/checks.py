@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, Raised, SuiteError, attempt, bounded, exact
+from amp_checks.core import Check, Finding, Raised, SuiteError, attempt, bounded, exact
 from amp_checks.families.fp32_only import record, remedies, values
 from amp_checks.families.fp32_only.rows import Fp32OnlyCase, Input, RecordCase
 from amp_checks.families.fp32_only.values import ValueCase
@@ -27,7 +27,9 @@ from amp_checks.families.ranges import checks
 from amp_checks.families.ranges.inputs import RangeCase
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Meets
-from amp_checks.torch_api.numerics import Threshold, dtype_name, error_ratio, randn, same_bits
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import Threshold, error_ratio, randn, same_bits
 
 ACCURACY = Threshold(
     value=300.0,

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, SuiteError, exact
+from amp_checks.core import Check, Finding, SuiteError, exact
 from amp_checks.families.fp32_only import sweep
 from amp_checks.families.fp32_only.rows import RecordCase
 from amp_checks.records import low_precision
+from amp_checks.torch_api.backend import Backend
 
 
 def checks_for(case: RecordCase) -> Iterator[Check]:

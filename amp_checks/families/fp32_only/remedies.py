@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks.core import Backend
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 Op = Callable[..., Any]
 

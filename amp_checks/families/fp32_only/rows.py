@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from amp_checks.core import Backend
 from amp_checks.records import low_precision
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks import backends
-from amp_checks.core import LOW_DTYPES, Backend, NotEmulated, first_line
+from amp_checks.core import LOW_DTYPES, NotEmulated, first_line
 from amp_checks.records import low_precision
 from amp_checks.records.low_precision import Kind, Meets, Outcome, Seen
 from amp_checks.suite import opinfo
 from amp_checks.suite.opinfo import Op, Ran
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 SAMPLES = 12

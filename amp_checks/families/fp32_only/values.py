@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from amp_checks.core import Backend, Check, Finding, attempt, bounded, exact
+from amp_checks.core import Check, Finding, attempt, bounded, exact
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import Threshold, error_ratio, randn
 
 _CPU = frozenset({"cpu"})

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import CastPolicy
 from amp_checks.families.ops import database
 from amp_checks.families.ops.database import DatabaseCase
 from amp_checks.families.ops.regions import cases as regions
@@ -30,6 +30,7 @@ from amp_checks.families.ops.variants import (
 )
 from amp_checks.records import cast_policy
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 SAMPLE = frozenset(
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, bounded, exact
+from amp_checks.core import Check, Finding, bounded, exact
 from amp_checks.families.ops import database, explicit, observed, variants
 from amp_checks.families.ops.cases import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
 from amp_checks.families.ops.database import DatabaseCase
@@ -25,7 +25,9 @@ from amp_checks.families.ops.trial import GradientTrial, Trial, in_region, outco
 from amp_checks.families.ops.variants import Variant
 from amp_checks.records import cast_policy
 from amp_checks.torch_api import private
-from amp_checks.torch_api.numerics import dtype_name, same_bits
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
 

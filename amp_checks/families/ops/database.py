@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from amp_checks.core import Backend, CastPolicy, Finding, exact
+from amp_checks.core import CastPolicy, Finding, exact
 from amp_checks.families.ops import sweep
 from amp_checks.families.ops.rows import OfDeviceType
 from amp_checks.families.ops.sweep import Seen
 from amp_checks.records import cast_policy
+from amp_checks.torch_api.backend import Backend
 
 NEEDS_CUDA = (
     "jiterator_unary",

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from amp_checks.core import SuiteError
 from amp_checks.torch_api import private
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.dtypes import dtype_name
 
 _BELOW_AUTOCAST = "Tracer"
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from amp_checks.torch_api.dtypes import LOW
 from amp_checks.torch_api.numerics import Threshold, error_ratio
 
 _UNIT = "eps of the dtype in which the op ran, times the largest magnitude of the float64 result"
@@ -58,7 +59,7 @@ BOUNDS: dict[str, Bounds] = {
 
 def bounds_of(noise: str, ran_in: torch.dtype) -> Bounds:
     """The bounds of a kind of op in the dtype in which it ran."""
-    if ran_in in (torch.float16, torch.bfloat16):
+    if ran_in in LOW:
         return CELL if noise == "cell" else SIXTEEN_BITS
     return BOUNDS[noise]
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import CastPolicy
 from amp_checks.families.ops.entry import overload
 from amp_checks.families.ops.inputs import Plan, make, map_leaves
 from amp_checks.families.ops.rows import COMPLEX, RUN, OpCase
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import LOW, dtype_name
 
-HALVES = (torch.float16, torch.bfloat16)
-CASTABLE = (torch.float32, *HALVES)
+CASTABLE = (torch.float32, *LOW)
 """Floating dtypes that autocast touches; it leaves float64, whole numbers and complex numbers alone."""
 
 

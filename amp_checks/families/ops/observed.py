@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from amp_checks.core import Backend, CastPolicy, exact
+from amp_checks.core import CastPolicy, exact
 from amp_checks.families.ops.cases import OVERLOADS
 from amp_checks.families.ops.entry import Entry, entries
 from amp_checks.families.ops.explicit import CASTABLE, Call
@@ -13,7 +13,8 @@ from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.families.ops.trial import in_region
 from amp_checks.records import cast_policy, known_defects
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
 
 
 def observe(case: OpCase, backend: Backend) -> CastPolicy | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import DEVICE_TYPES, CastPolicy
 from amp_checks.families.ops.inputs import T, Values
 from amp_checks.records import cast_policy
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 RUN = "run"
 """An output in the dtype in which the op ran."""
@@ -117,7 +118,7 @@ class OfDeviceType(Row):
     family: ClassVar[str] = "ops"
 
     def runs_on(self, backend: Backend) -> bool:
-        return backend.device_type in cast_policy.DEVICE_TYPES
+        return backend.device_type in DEVICE_TYPES
 
 
 def op(name: str, *args: Any, **fields: Any) -> OpCase:

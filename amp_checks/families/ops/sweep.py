@@ -16,11 +16,13 @@ import torch
 
 from amp_checks import backends
 from amp_checks.backends.observe import OpCall, observe
-from amp_checks.core import Backend, NotEmulated, first_line
+from amp_checks.core import NotEmulated, first_line
 from amp_checks.records import cast_policy
 from amp_checks.suite import opinfo, planting
 from amp_checks.suite.opinfo import Op, Ran
-from amp_checks.torch_api.numerics import dtype_name, same_bits
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import same_bits
 
 SAMPLES = 3
 """Inputs tried per op: the first, the middle and the last of the database's own that hold something."""

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import Backend, CastPolicy, Finding, NotEmulated, Raised, SuiteError, attempt, exact, first_line
+from amp_checks.core import CastPolicy, Finding, NotEmulated, Raised, SuiteError, attempt, exact, first_line
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import Plan, tensors
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy
-from amp_checks.torch_api.numerics import dtype_name, randn, same_bits
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import randn, same_bits
 
 LACKING = "the emulation lacks the op for that dtype"
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
+from amp_checks.core import CastPolicy, Check, Finding, exact
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
@@ -22,7 +22,8 @@ from amp_checks.families.ops.trial import Outcome, Trial, in_region, outcome
 from amp_checks.records import cast_policy
 from amp_checks.suite.row import Row
 from amp_checks.torch_api import private
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 REFUSED = "Unexpected floating ScalarType in at::autocast::prioritize"
 """How ``promote`` refuses a 16-bit float other than the region's."""
@@ -191,7 +192,7 @@ def check_every_dtype(case: DtypesCase, backend: Backend) -> Iterator[Finding]:
 
 def _refuses(trial: Trial) -> bool:
     """Whether the op's rule promotes and finds a 16-bit float that is not the region's."""
-    lows = set(trial.call.dtypes) & set(explicit.HALVES)
+    lows = set(trial.call.dtypes) & set(LOW)
     return trial.policy is CastPolicy.PROMOTE and bool(lows - {trial.backend.low_dtype})
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from typing import ClassVar
 
 from amp_checks import backends
-from amp_checks.core import Backend
 from amp_checks.suite import planting
 from amp_checks.suite.family import FAMILIES
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

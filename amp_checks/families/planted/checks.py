@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_checks.core import Backend, Check, Finding, exact
+from amp_checks.core import Check, Finding, exact
 from amp_checks.families.planted.cases import PlantedCase
 from amp_checks.suite import planting
 from amp_checks.suite.family import checks_for as checks_of
+from amp_checks.torch_api.backend import Backend
 
 
 def checks_for(_: PlantedCase) -> Iterator[Check]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from amp_checks.core import Backend, Check, Finding, bounded, exact
+from amp_checks.core import Check, Finding, bounded, exact
 from amp_checks.families.ranges import probe as ranges
 from amp_checks.families.ranges.inputs import (
     FLOAT32,
@@ -19,6 +19,7 @@ from amp_checks.families.ranges.inputs import (
     Limits,
     RangeCase,
 )
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import Threshold
 
 NOT_FINITE = (OVERFLOWS, NAN)

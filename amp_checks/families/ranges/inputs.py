@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, CastPolicy, SuiteError
+from amp_checks.core import CastPolicy, SuiteError
 from amp_checks.families.ops.inputs import T, Values, draw, map_leaves, tensors
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy as policy
 from amp_checks.suite.row import Row
+from amp_checks.torch_api.backend import Backend
 
 Direction = str
 FORWARD: Direction = "forward"

@@ -95,6 +95,7 @@ def _pointwise() -> dict[str, dict[str, Limits]]:
     }
     hyperbolic = {"float16 forward": up_to(11.78, OVERFLOWS, "e^x / 2 passes 65504 above ln 131008 = 11.78")}
     y_squared = "the gradient squares the reciprocal, and y * y passes 65504 for inputs below 1 / 255.9"
+    near_ends = "the gradient is (1 - y) y of a y rounded to 16 bits, nearly 0 or 1"
     eps_lost = "1e-8 is 0 in float16, and what it adds to a small x in float32 is missing"
     return {
         "exp": exp,
@@ -149,12 +150,8 @@ def _pointwise() -> dict[str, dict[str, Limits]]:
             "bfloat16 forward": up_to(1.84e19, FLOAT32, "x * x passes 3.4e38 above 1.84e19, in float32 as well"),
         },
         "sigmoid": {
-            "float16 backward": up_to(
-                227, INACCURATE, "the gradient is (1 - y) y of a y rounded to 16 bits, nearly 0 or 1"
-            ),
-            "bfloat16 backward": up_to(
-                245, INACCURATE, "the gradient is (1 - y) y of a y rounded to 16 bits, nearly 0 or 1"
-            ),
+            "float16 backward": up_to(227, INACCURATE, near_ends),
+            "bfloat16 backward": up_to(245, INACCURATE, near_ends),
         },
         "tanh": {
             "float16 backward": up_to(248, INACCURATE, _ONE_MINUS),
@@ -172,6 +169,8 @@ def _norms() -> dict[str, dict[str, Limits]]:
     variance = "the variance passes 65504 above, and is subnormal below"
     eps_12 = "the variance is subnormal below, and 1e-12 is 0 in float16: the quotient is wrong, then x / 0"
     statistics = "the kernel keeps the mean and 1 / sqrt(variance + eps) in 16 bits"
+    mean_square = _SQUARE + "; below, the mean square is subnormal"
+    cubed = "the gradient cubes the reciprocal root"
     sum_twice = "the gradient divides by the sum twice, and is subnormal on the way"
     by_hand_5 = between(5.4e-6, INACCURATE, 336, INACCURATE, variance)
     return {
@@ -238,26 +237,14 @@ def _norms() -> dict[str, dict[str, Limits]]:
             "float16 backward": between(9e-3, OVERFLOWS, 362, INACCURATE, eps_12),
         },
         "rms norm by hand eps 1e-6": {
-            "cpu float16 forward": between(
-                2.8e-3, INACCURATE, 253, INACCURATE, _SQUARE + "; below, the mean square is subnormal"
-            ),
-            "cpu float16 backward": between(
-                4.4e-2, OVERFLOWS, 132, INACCURATE, "the gradient cubes the reciprocal root: inf below, subnormal above"
-            ),
-            "cpu bfloat16 backward": up_to(
-                2.8e13, INACCURATE, "the gradient cubes the reciprocal root: subnormal above"
-            ),
+            "cpu float16 forward": between(2.8e-3, INACCURATE, 253, INACCURATE, mean_square),
+            "cpu float16 backward": between(4.4e-2, OVERFLOWS, 132, INACCURATE, cubed + ": inf below, subnormal above"),
+            "cpu bfloat16 backward": up_to(2.8e13, INACCURATE, cubed + ": subnormal above"),
         },
         "rms norm by hand eps 1e-12": {
-            "cpu float16 forward": between(
-                2.9e-3, INACCURATE, 253, INACCURATE, _SQUARE + "; below, the mean square is subnormal"
-            ),
-            "cpu float16 backward": between(
-                4.8e-2, OVERFLOWS, 211, INACCURATE, "the gradient cubes the reciprocal root: inf below, subnormal above"
-            ),
-            "cpu bfloat16 backward": up_to(
-                3.4e13, INACCURATE, "the gradient cubes the reciprocal root: subnormal above"
-            ),
+            "cpu float16 forward": between(2.9e-3, INACCURATE, 253, INACCURATE, mean_square),
+            "cpu float16 backward": between(4.8e-2, OVERFLOWS, 211, INACCURATE, cubed + ": inf below, subnormal above"),
+            "cpu bfloat16 backward": up_to(3.4e13, INACCURATE, cubed + ": subnormal above"),
         },
         "over norm plus 1e-8": {
             "cpu float16 forward": between(2.1e-6, INACCURATE, 2.34e4, INACCURATE, _BY_NORM),

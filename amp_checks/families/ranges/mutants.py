@@ -14,12 +14,13 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import CastPolicy
 from amp_checks.families.ops.mutants.faults import removed, with_rule
 from amp_checks.families.ranges import composed
 from amp_checks.records import cast_policy
 from amp_checks.suite.planting import Mutant
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW
 
 _SAFE = "check_safe_range"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import Backend, attempt
+from amp_checks.core import attempt
 from amp_checks.families.ranges.inputs import (
     BACKWARD,
     END,
@@ -32,6 +32,7 @@ from amp_checks.families.ranges.inputs import (
     led_by_one,
 )
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import Threshold, randn
 
 BOUND = Threshold(

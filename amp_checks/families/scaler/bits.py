@@ -10,6 +10,7 @@ import torch
 
 from amp_checks.core import Finding, exact
 from amp_checks.torch_api import numerics
+from amp_checks.torch_api.dtypes import dtype_name
 
 Bits = dict[str, Any]
 """Name -> a copy of a tensor, or a plain value."""
@@ -54,4 +55,4 @@ def _common_factor(actual: torch.Tensor, expected: torch.Tensor) -> float | None
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return f"{numerics.dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"

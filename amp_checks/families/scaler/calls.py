@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, Raised, attempt
+from amp_checks.core import Check, Finding, Raised, attempt
 from amp_checks.families.scaler.oracle.program import INF, NAN, Settings, settings_of
 from amp_checks.families.scaler.rows import CLASS, OBSERVED, SCALE, ScalerRow, error_text
-from amp_checks.torch_api import numerics
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
 
 Make = Callable[..., torch.Tensor]
 """``make(data, dtype=...)`` is `torch.tensor` on the backend's device."""
@@ -288,7 +289,7 @@ def _outputs(case: OutputsCase, backend: Backend) -> Any:
 def describe(result: Any, *, read: bool = True) -> str:
     """``list(float32 8.0, float64 [16.0])``; an iterator that is not to be read is named by its type alone."""
     if isinstance(result, torch.Tensor):
-        return f"{numerics.dtype_name(result.dtype)} {result.tolist()}"
+        return f"{dtype_name(result.dtype)} {result.tolist()}"
     name = type(result).__name__
     if not read and not isinstance(result, list | tuple):
         return name

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, attempt, exact
+from amp_checks.core import Check, Finding, attempt, exact
 from amp_checks.families.scaler.bits import same
 from amp_checks.families.scaler.rows import CLASS, NO_ERROR, OBSERVED, STEP, UNSCALE, UPDATE, ScalerRow, outcome
 from amp_checks.torch_api import numerics
+from amp_checks.torch_api.backend import Backend
 
 
 class Layout(enum.StrEnum):

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from amp_checks import backends
-from amp_checks.core import Backend, GradScaler, Result, UsageError
+from amp_checks.core import Result, UsageError
 from amp_checks.suite import collect
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend, GradScaler
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

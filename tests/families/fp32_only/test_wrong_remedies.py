@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend, Status
+from amp_checks.core import Status
 from amp_checks.families.fp32_only import checks
 from amp_checks.families.fp32_only.cases import FORCED, Fp32OnlyCase
 from amp_checks.families.fp32_only.mutants import remedies
 from amp_checks.records import fixtures, low_precision
 from amp_checks.suite.measure import measure
+from amp_checks.torch_api.backend import Backend
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
 

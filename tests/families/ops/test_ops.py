@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amp_checks import backends, core
-from amp_checks.core import CastPolicy, Status
+from amp_checks.core import DEVICE_TYPES, CastPolicy, Status
 from amp_checks.families.ops import cases as table
 from amp_checks.families.ops import checks, error, explicit
 from amp_checks.families.ops.entry import StoppedAtEntry, entries, overload
@@ -22,6 +22,7 @@ from amp_checks.records import cast_policy
 from amp_checks.suite import collect
 from amp_checks.suite.measure import measure
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 CPU = backends.backend("cpu-bfloat16")
 EMULATED = backends.backend("emulated-cuda-float16")
@@ -33,7 +34,7 @@ def test_ids_are_unique_and_the_gate_samples_every_policy() -> None:
     assert set(table.OVERLOADS) >= table.SAMPLE
     sampled = [case for case in table.OVERLOADS.values() if not case.full]
     assert len(sampled) >= 40
-    found = {cast_policy.of(case.id, device) for case in sampled for device in cast_policy.DEVICE_TYPES}
+    found = {cast_policy.of(case.id, device) for case in sampled for device in DEVICE_TYPES}
     assert found >= set(CastPolicy) - {CastPolicy.BANNED}
 
 
@@ -56,7 +57,7 @@ def test_every_topic_of_regions_has_a_program_and_a_check() -> None:
 
 def test_a_program_that_does_not_report_a_subject_fails_on_it() -> None:
     @program(Topic.STATE, {"inside": "low", "after": "float32"})
-    def silent(_: core.Backend) -> Seen:
+    def silent(_: Backend) -> Seen:
         return {"inside": "low"}
 
     result = measure(next(iter(checks.checks_for(silent))), silent, CPU)
@@ -65,7 +66,7 @@ def test_a_program_that_does_not_report_a_subject_fails_on_it() -> None:
 
 
 @pytest.mark.parametrize("backend", [CPU, EMULATED], ids=lambda backend: backend.id)
-def test_the_probe_sees_a_composite_with_its_inputs_cast(backend: core.Backend) -> None:
+def test_the_probe_sees_a_composite_with_its_inputs_cast(backend: Backend) -> None:
     with backend.activate():
         a = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).to(backend.device_type)
         with entries("linear") as seen, backend.region():

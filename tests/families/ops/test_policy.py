@@ -12,7 +12,7 @@ import torch
 
 from amp_checks import backends
 from amp_checks.cli import policy, policy_diff
-from amp_checks.core import CastPolicy, SuiteError, UsageError
+from amp_checks.core import DEVICE_TYPES, CastPolicy, SuiteError, UsageError
 from amp_checks.families.ops import observed
 from amp_checks.families.ops.cases import OVERLOADS
 from amp_checks.records import cast_policy, fixtures, known_defects
@@ -76,12 +76,12 @@ def test_a_version_takes_the_newest_table_before_it(version: str, chosen: str) -
 
 def test_every_recorded_rule_of_every_version_has_a_row() -> None:
     for version, table in cast_policy.recorded().items():
-        for device in cast_policy.DEVICE_TYPES:
+        for device in DEVICE_TYPES:
             assert set(table.of(device, cuda_build=True)) <= set(OVERLOADS), f"{version} {device}"
 
 
 def test_the_torch_that_runs_registers_exactly_what_is_recorded() -> None:
-    for device in cast_policy.DEVICE_TYPES:
+    for device in DEVICE_TYPES:
         assert cast_policy.registered(device) == set(cast_policy.declared(device)), device
 
 

@@ -98,9 +98,7 @@ def test_a_backend_called_anything_has_its_table() -> None:
 
 def test_the_drawing_tells_directions_and_ends_apart_by_shape() -> None:
     pytest.importorskip("matplotlib", reason="the optional extra `report` is not installed")
-    from amp_checks.report import ranges_plot
-
-    ((backend, svg, _), (_, other, _)) = ranges_plot.drawn(RESULTS)
+    ((backend, svg, _), (_, other, _)) = report.drawn(RESULTS)
     text = "".join(ElementTree.fromstring(svg).itertext())
 
     assert backend == "cpu-float16"

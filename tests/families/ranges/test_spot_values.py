@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from amp_checks import backends, core
+from amp_checks import backends
 from amp_checks.families.ranges import probe
 from amp_checks.families.ranges.cases import CASES
 from amp_checks.records import fixtures
 from amp_checks.torch_api import state
+from amp_checks.torch_api.backend import Backend
 
 ROWS = {case.name: case for case in CASES}
 SPOTS: list[dict[str, Any]] = json.loads(fixtures.fixture("ranges/spot_values.json").read_text(encoding="utf-8"))[
@@ -21,7 +22,7 @@ SPOTS: list[dict[str, Any]] = json.loads(fixtures.fixture("ranges/spot_values.js
 PLACES = [(spot, device) for spot in SPOTS for device in spot["devices"]]
 
 
-def _backend(device: str, dtype: str) -> core.Backend:
+def _backend(device: str, dtype: str) -> Backend:
     return backends.backend(f"{'emulated-' if device == 'cuda' else ''}{device}-{dtype}")
 
 

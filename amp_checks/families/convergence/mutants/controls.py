@@ -18,10 +18,10 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.core import Backend
 from amp_checks.families.convergence import checks
 from amp_checks.families.convergence.cases import ConvergenceCase
 from amp_checks.reference import recipes
+from amp_checks.torch_api.backend import Backend
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 Applies = Callable[[ConvergenceCase, Backend], bool]

@@ -5,10 +5,10 @@ The mistakes themselves, and which check must notice them, are in `amp_checks.fa
 
 from __future__ import annotations
 
-from amp_checks.core import Backend
 from amp_checks.families.convergence.cases import CASES
 from amp_checks.families.convergence.mutants.controls import CONTROLS
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 PARITY = "check_trains_like_fp32"
 LEARNS = "check_learns"

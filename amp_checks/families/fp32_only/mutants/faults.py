@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from amp_checks.core import Backend
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW
 
 Call = Callable[..., Any]

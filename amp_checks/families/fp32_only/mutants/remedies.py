@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.fp32_only import remedies as right
 from amp_checks.families.fp32_only.mutants.faults import Plant, map_tensors
+from amp_checks.torch_api.backend import Backend
 
 Remedy = Callable[..., Any]
 

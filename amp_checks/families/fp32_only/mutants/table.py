@@ -12,13 +12,13 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from amp_checks.core import Backend
 from amp_checks.families.fp32_only import checks, record
 from amp_checks.families.fp32_only import remedies as fp32_only_remedies
 from amp_checks.families.fp32_only.mutants import faults, remedies
 from amp_checks.families.ranges import mutants
 from amp_checks.records import low_precision
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 CASE = "linalg.inv"
 OP = torch.linalg.inv

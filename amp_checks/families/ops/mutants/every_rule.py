@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from amp_checks import backends
-from amp_checks.core import Backend, CastPolicy, Status, SuiteError
+from amp_checks.core import CastPolicy, Status, SuiteError
 from amp_checks.families.ops import checks
 from amp_checks.families.ops.cases import CASES, OVERLOADS, BannedCase, RegistrationCase
 from amp_checks.families.ops.mutants import faults
@@ -22,6 +22,7 @@ from amp_checks.records import cast_policy
 from amp_checks.suite import planting
 from amp_checks.suite.measure import measure
 from amp_checks.suite.planting import Mutant, Tally
+from amp_checks.torch_api.backend import Backend
 
 Progress = Callable[[str], None]
 RowCase = OpCase | EntryCase | BannedCase | Variant

@@ -11,11 +11,12 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.entry import overload
 from amp_checks.families.ops.explicit import CASTABLE
 from amp_checks.families.ops.inputs import map_leaves
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import LOW
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 Rule = Callable[[Backend], Callable[..., Any] | None]
@@ -142,7 +143,7 @@ def with_kernel(op: str, spoil: Callable[[torch.Tensor, Backend], torch.Tensor])
 
         def kernel(*args: Any) -> Any:
             given = args[0].dtype
-            if given not in (torch.float16, torch.bfloat16):
+            if given not in LOW:
                 return formula(*args)
             wide = cast(args, torch.float32)
             return map_leaves(lambda t: spoil(t.to(given), backend), formula(*wide), torch.Tensor)

@@ -10,11 +10,11 @@ from unittest import mock
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.mutants import faults
 from amp_checks.families.ops.mutants.every_edit import SOURCES
 from amp_checks.families.ops.regions.state import DEFAULT_DTYPES
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 Fault = TypeVar("Fault")
 

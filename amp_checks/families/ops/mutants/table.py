@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from amp_checks.core import Backend, CastPolicy
+from amp_checks.core import CastPolicy
 from amp_checks.families.ops import sweep
 from amp_checks.families.ops.mutants import faults, regions
 from amp_checks.families.ops.mutants.every_edit import edit_every_node
 from amp_checks.families.ops.mutants.every_rule import break_every_rule
 from amp_checks.records import cast_policy
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 ENTRY = "check_entry_dtype"
 OUTPUT = "check_output_dtype"

@@ -9,9 +9,10 @@ from unittest import mock
 
 import torch
 
-from amp_checks.core import DEVICE_TYPES, Backend, recorded_warnings
+from amp_checks.core import DEVICE_TYPES, recorded_warnings
 from amp_checks.families.ops.regions.program import Seen, Topic, outcome, program, texts, value
 from amp_checks.torch_api import private_regions
+from amp_checks.torch_api.backend import Backend
 
 SOURCE = "torch.amp documentation, and the texts of its errors and warnings"
 

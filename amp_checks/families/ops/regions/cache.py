@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, first_line
+from amp_checks.core import first_line
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.regions.program import Seen, Topic, program, tensor, weight
+from amp_checks.torch_api.backend import Backend
 
 
 def casts(backend: Backend, *uses: Callable[[], Any]) -> int:

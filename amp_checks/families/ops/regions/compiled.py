@@ -11,10 +11,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, held, named, outcome, program, tensor, value
 from amp_checks.torch_api import private
-from amp_checks.torch_api.numerics import dtype_name, error_ratio, same_bits, seeded
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import error_ratio, same_bits, seeded
 
 SAME_BUT_FOR_ORDER = 4.0
 """Units of the result's own rounding that generated code may be off. Measured: 0.0 at both sizes, torch 2.13.0."""

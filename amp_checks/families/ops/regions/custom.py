@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, held, named, other_low, outcome, program, tensor, value
 from amp_checks.torch_api import private_regions
+from amp_checks.torch_api.backend import Backend
 
 SOURCE = "torch.amp.custom_fwd and custom_bwd documentation"
 _SAME = "the same object"

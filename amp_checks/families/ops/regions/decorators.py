@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, held, outcome, product, program, tensor, value
+from amp_checks.torch_api.backend import Backend
 
 
 def _decorated(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:

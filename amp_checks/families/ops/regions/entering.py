@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, held, named, other_low, outcome, program, value
 from amp_checks.torch_api import private_regions
+from amp_checks.torch_api.backend import Backend
 
 SOURCE = "torch.autocast documentation: its arguments and their defaults"
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.cpu.amp import autocast_mode
 
-from amp_checks.core import Backend, recorded_warnings
+from amp_checks.core import recorded_warnings
 from amp_checks.families.ops.regions.program import Seen, Topic, held, named, outcome, program, tensor, texts, value
 from amp_checks.torch_api import private_regions
+from amp_checks.torch_api.backend import Backend
 
 _DEPRECATED = "FutureWarning: `torch.{0}(args...)` is deprecated. Please use `torch.amp.{1} instead."
 

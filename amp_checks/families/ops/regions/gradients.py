@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, low, named, program, tensor, weight
-from amp_checks.torch_api.numerics import dtype_name, same_bits
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import same_bits
 
 
 @program(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, named, outcome, program, tensor
+from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
 
 

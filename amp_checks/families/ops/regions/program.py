@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding, Value, attempt, exact, first_line
+from amp_checks.core import Check, Finding, Value, attempt, exact, first_line
 from amp_checks.suite.row import Row
 from amp_checks.torch_api import machine, state
-from amp_checks.torch_api.numerics import dtype_name, randn
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
+from amp_checks.torch_api.numerics import randn
 
 Seen = dict[str, Value]
 Program = Callable[[Backend], Seen]

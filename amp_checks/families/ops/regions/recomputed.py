@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.program import Seen, Topic, held, other_low, outcome, program, tensor
+from amp_checks.torch_api.backend import Backend
 
 SOURCE = "torch.utils.checkpoint restores the state of autocast when it recomputes"
 _DEVICES = ("cuda", "cpu", "xpu", "mps", "mtia")

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, recorded_warnings
+from amp_checks.core import recorded_warnings
 from amp_checks.families.ops.regions.program import Seen, Topic, outcome, product, program, tensor
-from amp_checks.torch_api.numerics import dtype_name
+from amp_checks.torch_api.backend import Backend
+from amp_checks.torch_api.dtypes import dtype_name
 
 DEFAULT_DTYPES = {
     "cuda": "float16",

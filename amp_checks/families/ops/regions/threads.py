@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.ops.regions.cache import casts
 from amp_checks.families.ops.regions.program import Seen, Topic, product, program, tensor, weight
+from amp_checks.torch_api.backend import Backend
 
 _THREAD = "an emulated region holds for the thread that entered it"
 

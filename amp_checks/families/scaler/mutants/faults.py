@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.scaler.mutants.rows import mutant
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend
 from amp_checks.families.scaler.mutants.rows import Plant, mutant
 from amp_checks.suite.planting import Mutant
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from amp_checks.core import Backend
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api.backend import Backend
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from amp_checks.core import Backend
 from amp_checks.families.scaler.rows import STEP, ScalerRow
+from amp_checks.torch_api.backend import Backend
 
 Shape = tuple[int, ...]
 DENSE: tuple[Shape, ...] = ((4, 3), (3,), ())

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Check, Finding
+from amp_checks.core import Check, Finding
 from amp_checks.families.scaler.bits import all_same
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.families.scaler.optimizers.graphed import GraphedTraining
 from amp_checks.families.scaler.optimizers.training import Training, run_steps
 from amp_checks.families.scaler.rows import STEP
+from amp_checks.torch_api.backend import Backend
 
 SCALE = 1024.0
 BAD = (math.inf, -math.inf, math.nan)

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, attempt
+from amp_checks.core import attempt
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.families.scaler.optimizers.training import Training
+from amp_checks.torch_api.backend import Backend
 
 
 class GraphedTraining(Training):

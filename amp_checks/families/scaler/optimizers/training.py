@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, attempt
+from amp_checks.core import attempt
 from amp_checks.families.scaler.bits import Bits
 from amp_checks.families.scaler.optimizers.cases import OptimizerCase
 from amp_checks.torch_api import numerics
+from amp_checks.torch_api.backend import Backend
 
 
 class Training:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, Raised, attempt, first_line
+from amp_checks.core import Raised, attempt, first_line
 from amp_checks.families.scaler.oracle import program as prog
 from amp_checks.families.scaler.oracle.program import Kind, Observation, Program
+from amp_checks.torch_api.backend import Backend
 
 
 class Recording(torch.optim.Optimizer):

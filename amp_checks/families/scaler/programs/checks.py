@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from amp_checks.core import Backend, Check, Finding, Value, exact
+from amp_checks.core import Check, Finding, Value, exact
 from amp_checks.families.scaler.oracle.driver import drive
 from amp_checks.families.scaler.oracle.oracle import expect
 from amp_checks.families.scaler.oracle.program import Observation
 from amp_checks.families.scaler.programs.rows import ProgramCase
+from amp_checks.torch_api.backend import Backend
 
 
 def checks_for(_: ProgramCase) -> Iterator[Check]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Finding, Raised, attempt, exact, recorded_warnings
+from amp_checks.core import Finding, Raised, attempt, exact, recorded_warnings
 from amp_checks.families.scaler.rows import CLASS
 from amp_checks.families.scaler.stories.story import StoryCase, story
+from amp_checks.torch_api.backend import Backend
 
 
 @story("cuda-scaler-without-cuda", 2, source=f"{CLASS}: the text of its warning", real_device="cpu")

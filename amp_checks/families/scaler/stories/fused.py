@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Finding
+from amp_checks.core import Finding
 from amp_checks.families.scaler.bits import same
 from amp_checks.families.scaler.optimizers.cases import FUSED, has_fused
 from amp_checks.families.scaler.rows import CLASS, NO_ERROR, STEP, outcome
 from amp_checks.families.scaler.stories.story import Loop, StoryCase, leaf_of, story
+from amp_checks.torch_api.backend import Backend
 
 
 @story(

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt
+from amp_checks.core import Finding, attempt
 from amp_checks.families.scaler.rows import OBSERVED, UPDATE, outcome
 from amp_checks.families.scaler.stories.story import StoryCase, story
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 
 @story("kernel-arguments", 22, source="torch._amp_foreach_non_finite_check_and_unscale_: the text of its errors")

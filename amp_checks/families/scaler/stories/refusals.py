@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt
+from amp_checks.core import Finding, attempt
 from amp_checks.families.scaler.rows import ERRORS, NO_ERROR, STEP, UPDATE, outcome
 from amp_checks.families.scaler.stories.story import Loop, StoryCase, leaf_of, story
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 NO_CLOSURES = f"{STEP}: closure use is not currently supported"
 CLOSURE_REFUSED = "RuntimeError: Closure use is not currently supported if GradScaler is enabled."

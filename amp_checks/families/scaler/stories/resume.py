@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from amp_checks import backends
-from amp_checks.core import Backend, Finding, attempt, exact
+from amp_checks.core import Finding, attempt, exact
 from amp_checks.families.scaler import others
 from amp_checks.families.scaler.bits import all_same
 from amp_checks.families.scaler.rows import CAP, STATE
 from amp_checks.families.scaler.stories.story import StoryCase, leaf_of, story
 from amp_checks.torch_api import numerics, state
+from amp_checks.torch_api.backend import Backend
 
 STEPS = 9
 STOP = 3

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt
+from amp_checks.core import Finding, attempt
 from amp_checks.families.scaler import rows
 from amp_checks.families.scaler.bits import same
 from amp_checks.families.scaler.rows import CLASS, EXAMPLES, NO_ERROR, outcome
 from amp_checks.families.scaler.stories.story import StoryCase, leaf_of, story
 from amp_checks.torch_api import numerics, private
+from amp_checks.torch_api.backend import Backend
 
 SCALE = f"{rows.SCALE}: a tensor or an iterable of tensors"
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from amp_checks.core import Backend, Finding, Raised, attempt
+from amp_checks.core import Finding, Raised, attempt
 from amp_checks.families.scaler.rows import OBSERVED, STATE, error_text, outcome
 from amp_checks.families.scaler.stories.story import Loop, StoryCase, story
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 
 @story("state-dict-entries", 44, source=STATE)

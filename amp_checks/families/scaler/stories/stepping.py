@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt, errors, recorded_warnings
+from amp_checks.core import Finding, attempt, errors, recorded_warnings
 from amp_checks.families.scaler.bits import same
 from amp_checks.families.scaler.rows import EXAMPLES, STEP, UNSCALE
 from amp_checks.families.scaler.stories.story import Loop, StoryCase, leaf_of, story
 from amp_checks.torch_api import numerics
+from amp_checks.torch_api.backend import Backend
 
 
 @story("clip-by-norm", 15, 23, source=f"{EXAMPLES}, gradient clipping")

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from amp_checks.core import Backend, Check, attempt
+from amp_checks.core import Check, attempt
 from amp_checks.families.scaler.rows import ScalerRow
+from amp_checks.torch_api.backend import Backend
 
 C = TypeVar("C", bound=Check)
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from amp_checks.core import Backend, Finding, attempt
+from amp_checks.core import Finding, attempt
 from amp_checks.families.scaler.rows import CLASS, NO_ERROR, SCALE, STEP, UNSCALE, outcome
 from amp_checks.families.scaler.stories.story import Loop, StoryCase, leaf_of, story
 from amp_checks.torch_api import private
+from amp_checks.torch_api.backend import Backend
 
 
 class _Outputs(list[torch.Tensor]):

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching import scaling
-from amp_checks.audit.watching.places import line, tracked_modules, user_frame
+from amp_checks.audit.watching.places import line, user_frame
+from amp_checks.audit.watching.state import RunState
+from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api import private
-
-if TYPE_CHECKING:
-    from amp_checks.audit.watching.trace import Trace
-    from amp_checks.audit.watching.watch import Watch
+from amp_checks.torch_api.dtypes import dtype_name
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Origin:
+class Source:
     """The op that made a non-finite value.
 
     Attributes:
@@ -53,76 +52,50 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Origins:
+class Sources:
     """Where the non-finite values of one iteration came from; None where there are none of them.
 
     ``gradient`` is of the gradient that came first, ``parameter`` names whose it is; ``buffers`` by path.
     """
 
     step: int
-    loss: Origin | None
-    gradient: Origin | None
+    loss: Source | None
+    gradient: Source | None
     parameter: str | None
-    buffers: dict[str, Origin]
+    buffers: dict[str, Source]
 
-    def first(self) -> Origin | None:
+    def first(self) -> Source | None:
         """The one to look at first."""
         return self.loss or self.gradient or next(iter(self.buffers.values()), None)
 
 
 def first_trouble(trace: Trace) -> int | None:
     """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad."""
-    from amp_checks.audit.watching.trace import Kind
-
     bad = [step for step, loss in trace.losses if not math.isfinite(loss)]
+    bad = bad or [event.step for event in trace.skipped_steps]
     if bad:
         return bad[0]
-    skipped = next((event.step for event in trace.of(Kind.SCALER_STEP) if event.data["skipped"]), None)
-    if skipped is not None:
-        return skipped
-    poisoned = any(not facts.finite for facts in trace.parameters.values()) or any(
-        not finite for _, finite in trace.buffers.values()
-    )
-    gradients = any(not bool(value.isfinite().all()) for value in trace.gradients.values())
-    return 0 if gradients or poisoned else None
+    finite = trace.finite and all(finite for _, finite in trace.buffers.values())
+    return None if finite and all(bool(value.isfinite().all()) for value in trace.gradients.values()) else 0
 
 
-class OriginMode(TorchDispatchMode):
-    """Looks at every output of every op of one iteration."""
+class SourceRecorder(Recorder[Sources]):
+    """Looks at every output of every op."""
 
-    def __init__(self, watch: Watch, step: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
-        self._step = step
-        self._origins: dict[int, tuple[Origin, Tensor]] = {}
+    def __init__(self, state: RunState, step: int) -> None:
+        super().__init__(state, step)
+        self._sources: dict[int, tuple[Source, Tensor]] = {}
         self._places: dict[int, tuple[str | None, Any]] = {}
-        self._modules: list[str] = []
-        self._tracking: Any = None
         self._order = 0
-        self._loss: Origin | None = None
-        self._gradient: tuple[Origin, str] | None = None
-        self._buffers: dict[str, Origin] = {}
-        watch.on_backward = self._backward_ended
-        watch.on_backward_start = self._backward_starts
-
-    def __enter__(self) -> Self:
-        training = self._watch.training
-        self._tracking = tracked_modules(training.named_modules(), self._modules)
-        self._tracking.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._tracking.__exit__(*exception)
+        self._loss: Source | None = None
+        self._gradient: tuple[Source, str] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        watch = self._watch
-        if watch.step != self._step or watch.ops.quiet:
+        if self._run.step != self._step or self._run.quiet:
             return func(*args, **kwargs)
         changes = private.is_mutating(func)
         before = [value.clone() for value in _tensors(args)[:1]] if changes else []
@@ -131,26 +104,22 @@ class OriginMode(TorchDispatchMode):
             self._look(func, args, kwargs, out, before)
         return out
 
-    def result(self) -> Origins:
+    def result(self) -> Sources:
         """What was found."""
-        for name, buffer in self._watch.training.named_buffers().items():
-            found = self._origin(buffer)
-            if found is not None:
-                self._buffers[name] = found
-        return Origins(
+        buffers = {name: self._source(buffer) for name, buffer in self._run.training.named_buffers().items()}
+        return Sources(
             step=self._step,
             loss=self._loss,
             gradient=self._gradient[0] if self._gradient else None,
             parameter=self._gradient[1] if self._gradient else None,
-            buffers=self._buffers,
+            buffers={name: found for name, found in buffers.items() if found is not None},
         )
 
     def _look(self, func: Any, args: Any, kwargs: Any, out: Any, before: list[Tensor]) -> None:
         self._order += 1
-        backward = self._watch.backward_depth > 0
+        backward = self._run.backward_depth > 0
         if not backward and torch.is_grad_enabled():
-            module = self._modules[-1] if self._modules else None
-            self._places.setdefault(private.latest_node_number(), (module, user_frame(3)))
+            self._places.setdefault(private.latest_node_number(), (self._run.module, user_frame()))
         inputs = [value for value in _tensors((args, tuple(kwargs.values()))) if value.is_floating_point()]
         sources = before + inputs[1:] if before else inputs
         outputs = [value for value in _tensors((out,)) if value.is_floating_point()]
@@ -162,9 +131,9 @@ class OriginMode(TorchDispatchMode):
             if tensor.numel() and not bool(tensor.isfinite().all()):
                 key = _key(tensor)
                 if key is not None:
-                    self._origins[key] = (self._whence(func, args, kwargs, tensor, sources, inputs, backward), tensor)
+                    self._sources[key] = (self._whence(func, args, kwargs, tensor, sources, inputs, backward), tensor)
             else:
-                self._origins.pop(_key(tensor) or 0, None)
+                self._sources.pop(_key(tensor) or 0, None)
 
     def _whence(
         self,
@@ -175,13 +144,13 @@ class OriginMode(TorchDispatchMode):
         sources: list[Tensor],
         inputs: list[Tensor],
         backward: bool,
-    ) -> Origin:
+    ) -> Source:
         has_nan = bool(out.isnan().any())
         bad = [value for value in sources if value.numel() and not bool(value.isfinite().all())]
         constants = [value for value in _numbers((*args, *kwargs.values())) if not math.isfinite(value)]
         if not bad and not constants and (inputs or _is_op_on_numbers(args)):
             return self._born(func, sources, has_nan, backward)
-        known = next((found for value in inputs if (found := self._origin(value)) is not None), None)
+        known = next((found for value in inputs if (found := self._source(value)) is not None), None)
         if known is None:
             known = self._born(func, sources, has_nan, backward)
             known.given = self._given(bad)
@@ -197,7 +166,7 @@ class OriginMode(TorchDispatchMode):
 
     def _given(self, bad: list[Tensor]) -> str | None:
         """The first of these that is data: what the step was called with, or what was made where no op is seen."""
-        training = self._watch.training
+        training = self._run.training
         own = {_key(value) for value in (*training.named_parameters().values(), *training.named_buffers().values())}
         found = next((value for value in bad if _key(value) not in own), None)
         if found is None:
@@ -208,21 +177,21 @@ class OriginMode(TorchDispatchMode):
         shape = "x".join(map(str, found.shape)) or "scalar"
         value = "NaN" if bool(found.isnan().any()) else "infinite"
         name = f"batch {self._step}" if in_batch else "a tensor made outside of the step"
-        return f"{name}, {str(found.dtype).removeprefix('torch.')} {shape}, of which {count} elements are {value}"
+        return f"{name}, {dtype_name(found.dtype)} {shape}, of which {count} elements are {value}"
 
-    def _born(self, func: Any, sources: list[Tensor], has_nan: bool, backward: bool) -> Origin:
+    def _born(self, func: Any, sources: list[Tensor], has_nan: bool, backward: bool) -> Source:
         module, place = self._place(backward)
         finite = [value.detach().double().abs() for value in sources if value.numel() and value.dim() >= 0]
         finite = [value[value.isfinite()] for value in finite]
         finite = [value for value in finite if value.numel()]
-        return Origin(
+        return Source(
             order=self._order,
             op=func.name(),
             module=module,
             where=place,
             backward=backward,
             value="nan" if has_nan else "inf",
-            inputs=tuple(str(value.dtype).removeprefix("torch.") for value in sources),
+            inputs=tuple(dtype_name(value.dtype) for value in sources),
             magnitude=max((value.max().item() for value in finite), default=math.nan),
             least=min((value.min().item() for value in finite), default=math.nan),
         )
@@ -233,26 +202,29 @@ class OriginMode(TorchDispatchMode):
             number = private.node_number(node) if node is not None else -1
             module, frame = self._places.get(number, (None, None))
             if frame is None or private.custom_function_of(node) is not None:
-                frame = user_frame(5) or frame
+                frame = user_frame() or frame
             return module, line(frame)
-        return (self._modules[-1] if self._modules else None), line(user_frame(5))
+        return self._run.module, line(user_frame())
 
-    def _origin(self, tensor: Tensor) -> Origin | None:
-        found = self._origins.get(_key(tensor) or 0)
+    def _source(self, tensor: Tensor) -> Source | None:
+        found = self._sources.get(_key(tensor) or 0)
         return found[0] if found is not None else None
 
-    def _backward_starts(self, roots: Any) -> None:
-        if self._watch.step == self._step and self._loss is None:
-            found = (self._origin(root) for root in roots if isinstance(root, Tensor))
-            self._loss = next((origin for origin in found if origin is not None), None)
+    def backward_starts(self, roots: Any) -> None:
+        """Where the loss came from."""
+        if self._run.step == self._step and self._loss is None:
+            found = (self._source(root) for root in roots if isinstance(root, Tensor))
+            self._loss = next((source for source in found if source is not None), None)
 
-    def _backward_ended(self) -> None:
-        if self._watch.step != self._step or self._gradient is not None:
+    def backward_ended(self, scale: float | None) -> None:
+        """Where the first gradient came from."""
+        del scale
+        if self._run.step != self._step or self._gradient is not None:
             return
         found = [
-            (origin, gradient.name)
-            for gradient in self._watch.book.gradients.values()
-            if gradient.parameter.grad is not None and (origin := self._origin(gradient.parameter.grad)) is not None
+            (source, gradient.name)
+            for gradient in self._run.book.gradients.values()
+            if gradient.parameter.grad is not None and (source := self._source(gradient.parameter.grad)) is not None
         ]
         if found:
             self._gradient = min(found, key=lambda pair: pair[0].order)

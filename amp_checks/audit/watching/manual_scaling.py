@@ -1,4 +1,4 @@
-"""Loss scaling by hand: a constant that the loss is multiplied by, and its gradients are divided by."""
+"""Manual loss scaling: a constant that the loss is multiplied by, and its gradients are divided by."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def factor(base: str, args: tuple[Any, ...]) -> float | None:
 
 
 def found(gradients: Iterable[Gradient]) -> tuple[float, bool] | None:
-    """The factor by which a loss was scaled by hand, and whether its gradients were divided by it; None without one."""
+    """The factor of a manual loss scale, and whether its gradients were divided by it; None without one."""
     undone, left = None, None
     for gradient in gradients:
         if gradient.state is not State.PLAIN or not gradient.factors:

@@ -1,16 +1,16 @@
-"""A comparison of two results documents as text, Markdown and JSON."""
+"""A comparison of two documents as text, Markdown and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from amp_checks.report import json_format
+from amp_checks.report.diff.difference import Change, Difference
 from amp_checks.report.markdown import cell
+from amp_checks.report.values import dumps
 
-if TYPE_CHECKING:
-    from amp_checks.report.diff import Change, Difference
+SCHEMA = "amp_checks/diff"
+VERSION = 1
 
 SECTIONS = {
     "verdicts": "Verdicts that changed",
@@ -22,7 +22,7 @@ SECTIONS = {
     "times": "Items much slower or faster",
     "environment": "Environment",
 }
-"""Lists of a `Difference` in the order in which they are told, with their titles."""
+"""Lists of a `Difference` in the order in which they are shown, with their titles."""
 
 MOST = 30
 """Changes shown of each list; the JSON has them all. What is worse comes first."""
@@ -72,11 +72,9 @@ def markdown(found: Difference) -> str:
 
 
 def as_json(found: Difference) -> str:
-    """Schema ``amp_checks/diff``, version 1: the fields of `amp_checks.report.diff.Difference`, and its verdict."""
-    from amp_checks.report.diff import SCHEMA, VERSION
-
+    """Schema ``amp_checks/diff``, version 1: the fields of `Difference`, and its verdict."""
     head = {"schema": SCHEMA, "version": VERSION, "verdict": found.verdict(), "worse": found.worse}
-    return json_format.dumps({**head, **dataclasses.asdict(found)})
+    return dumps({**head, **dataclasses.asdict(found)})
 
 
 FORMATS: dict[str, Callable[[Difference], str]] = {"text": text, "markdown": markdown, "json": as_json}

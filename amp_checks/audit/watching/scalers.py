@@ -1,0 +1,132 @@
+"""Loss scalers of a run: what they scale, unscale, step and skip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching.events import LossScaled, ScalerMade, ScalerStep, ScalerUpdated, Unscaled
+from amp_checks.audit.watching.gradients import Gradient, State
+from amp_checks.audit.watching.ops import OpWatch
+from amp_checks.audit.watching.optimizers import OptimizerWatch
+from amp_checks.audit.watching.places import called_by_torch
+from amp_checks.audit.watching.state import RunState, around
+from amp_checks.torch_api import private
+from amp_checks.torch_api.patching import Patches
+
+
+class ScalerWatch:
+    """What scalers do.
+
+    Args:
+        scales: the loss scale after each update, of a run that is to be followed.
+    """
+
+    def __init__(self, state: RunState, ops: OpWatch, optimizers: OptimizerWatch, scales: Sequence[float]) -> None:
+        self._state = state
+        self._ops = ops
+        self._optimizers = optimizers
+        self._scales = scales
+        self._stepped: list[Any] = []
+
+    def install(self, patches: Patches) -> None:
+        """See what the program calls."""
+        for name, make in (
+            ("__init__", self._made),
+            ("scale", self._scaled),
+            ("unscale_", self._unscaled),
+            ("step", self._steps),
+            ("update", self._updated),
+        ):
+            patches.replace(torch.amp.GradScaler, name, around(make))
+
+    def _made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        state = self._state
+        asked = bool(kwargs.get("enabled", args[5] if len(args) > 5 else True))
+        device = str(kwargs.get("device", args[0] if args else "cuda"))
+        state.scalers.append(scaler)
+        state.emit(ScalerMade(*state.here(), asked, scaler.is_enabled(), device))
+
+    def _scaled(self, original: Any, scaler: Any, losses: Any) -> Any:
+        outputs = original(scaler, losses)
+        if scaler.is_enabled():
+            state, scale = self._state, scaler.get_scale()
+            with state.quietly():
+                found = list(scaling.tensors(losses))
+                already = next((one for loss in found if (one := scaling.scale_of(loss)) is not None), None)
+                scaling.mark(outputs, scale * (already or 1.0))
+                state.scaled_twice = state.scaled_twice or already is not None
+                dtype = self._ops.computed_in(next(iter(found), None))
+                state.emit(LossScaled(*state.here(), dtype, scale, already))
+        return outputs
+
+    def _unscaled(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        if not scaler.is_enabled():
+            return original(scaler, optimizer)
+        by_user, state = not called_by_torch(), self._state
+        with state.quiet_ops():
+            result = original(scaler, optimizer)
+        if by_user:
+            found = self._optimizers.gradients_of(optimizer)
+            self._ops.uses.replaced(found)
+            for gradient in found:
+                if gradient.parameter.grad is not None:
+                    gradient.state = State.UNSCALED
+            state.emit(Unscaled(*state.here(), _plain(found)))
+            self._looked(found, private.unscaled_found_inf(scaler, optimizer))
+        return result
+
+    def _looked(self, found: Sequence[Gradient], infinite: bool) -> None:
+        for listener in self._state.listeners:
+            listener.scaler_looked(found, infinite)
+
+    def _steps(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        state, optimizers = self._state, self._optimizers
+        here, enabled, skipped = state.here(), scaler.is_enabled(), False
+        number, found = optimizers.number(optimizer), optimizers.gradients_of(optimizer)
+        self._ops.uses.replaced(found)
+        plain_at = _plain(found) if enabled else None
+        carried = next((gradient.name for gradient in found if gradient.carried), None)
+        optimizers.in_scaler = True
+        try:
+            with state.quiet_ops():
+                result = original(scaler, optimizer, *args, **kwargs)
+            skipped = enabled and private.unscaled_found_inf(scaler, optimizer)
+        finally:
+            optimizers.in_scaler = False
+            state.emit(ScalerStep(*here, number, skipped, enabled, plain_at, carried))
+        if enabled:
+            self._looked(found, skipped)
+            self._stepped.append(scaler)
+            if skipped:
+                optimizers.skipped(number, found)
+            optimizers.stepped(found)
+        return result
+
+    def _updated(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        state, scales = self._state, self._state.trace.scales
+        with state.quiet_ops():
+            result = original(scaler, *args, **kwargs)
+            if scaler.is_enabled() and len(scales) < len(self._scales):
+                original(scaler, new_scale=self._scales[len(scales)])
+        if scaler.is_enabled():
+            for gradient in state.book.gradients.values():
+                if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
+                    gradient.updated = True
+            state.emit(ScalerUpdated(*state.here(), stepped=any(one is scaler for one in self._stepped)))
+            scales.append(scaler.get_scale())
+            self._stepped = [one for one in self._stepped if one is not scaler]
+            state.advance()
+        return result
+
+
+def _plain(found: Iterable[Gradient]) -> str | None:
+    """Where a loss was differentiated without its scale, of gradients that a scaler is to divide by it."""
+    plain = [gradient for gradient in found if gradient.plain is not None]
+    for gradient in plain:
+        gradient.modified = True
+    return plain[0].plain if plain else None

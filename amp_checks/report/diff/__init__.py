@@ -1,0 +1,1 @@
+"""Two documents compared: `compare` finds what differs, `formats` shows it."""
