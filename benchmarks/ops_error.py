@@ -12,13 +12,12 @@ import sys
 
 import torch
 
-from amp_checks import backends
+from amp_checks import backends, families
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops import error
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.families.ops.trial import Trial, outcome
 from amp_checks.records import cast_policy
-from amp_checks.suite import collect
 from amp_checks.suite.measure import measure
 
 DEFAULT = ("cpu-float16", "cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16")
@@ -47,7 +46,7 @@ def main() -> None:
     worst: dict[tuple[str, str, str], tuple[float, str]] = collections.defaultdict(lambda: (0.0, ""))
     impostors: dict[str, float] = {}
     losses: dict[str, float] = {}
-    for item in collect.collect(backends=chosen, families=["ops"], full=True):
+    for item in families.collect(backends=chosen, families=["ops"], full=True):
         if item.check.__name__ not in ("check_error", "check_gradient_error"):
             continue
         case = item.case

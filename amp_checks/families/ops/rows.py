@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from amp_checks.core import Backend, CastPolicy
@@ -25,6 +26,8 @@ POSITIVE = Values.POSITIVE
 UNIT = Values.UNIT
 SIGNED = Values.SIGNED_UNIT
 WEIGHT = Values.WEIGHT
+SPREAD = Values.SPREAD
+GRID = Values.GRID
 SIGN = Values.SIGN
 SPD = Values.SPD
 REGULAR = Values.REGULAR
@@ -46,7 +49,7 @@ class OpCase(Row):
         args, kwargs: its inputs, with `T` where a tensor stands.
         outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, or a dtype's name.
         enters: the overload that the rule calls, where it is another one (``fp32_append_dtype``).
-        call: the public function, from ``torch``, to call instead of the overload: named tensors cannot be
+        call: the public function, by its path, to call instead of the overload: named tensors cannot be
             handed to an overload, nor to a kernel in Python, so an op with names is not looked at at its
             entry.
         no_gradient: why it has no gradient to check; empty where it has one.
@@ -54,11 +57,12 @@ class OpCase(Row):
         only: device types, or backends by their id, that have a kernel for it; all where empty. Elsewhere
             its rule is seen at its entry alone (`EntryCase`).
         free_phase: its outputs are vectors with a free sign or phase; their magnitudes are compared with
-            float64's.
+            float64's, and the gradients of the squares of these.
         device_only: why not even its rule runs without the device; its registration alone is held there.
         listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
             elsewhere.
-        noise: the name of its error bound in `amp_checks.families.ops.error.BOUNDS`.
+        noise: the name of its error bounds in `amp_checks.families.ops.error`, those of ``rounding`` where it has none.
+        reference: what computes it in float64, where the overload does not itself.
     """
 
     family: ClassVar[str] = "ops"
@@ -76,6 +80,7 @@ class OpCase(Row):
     device_only: str = ""
     listed_only: str = ""
     noise: str = "rounding"
+    reference: Callable[..., Any] | None = None
 
     def _has_kernel(self, backend: Backend) -> bool:
         return not backend.emulated and not {backend.device_type, backend.id}.isdisjoint(self.only)

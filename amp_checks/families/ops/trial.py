@@ -15,7 +15,7 @@ from amp_checks.core import Backend, CastPolicy, Finding, NotEmulated, Raised, S
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
-from amp_checks.families.ops.inputs import Plan, tensors
+from amp_checks.families.ops.inputs import FIRST, Draw, Plan, tensors
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.records import cast_policy
 from amp_checks.torch_api.numerics import dtype_name, randn, same_bits
@@ -71,12 +71,14 @@ class Trial:
     Attributes:
         case, backend, plan: what is tried.
         given: keywords that the user gives besides the row's own.
+        drawn: which of the draws of the row's values.
     """
 
     case: OpCase
     backend: Backend
     plan: Plan = Plan.FLOAT32
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drawn: Draw = FIRST
 
     @property
     def policy(self) -> CastPolicy:
@@ -88,7 +90,7 @@ class Trial:
         return f"cast policy {self.policy} of {self.case.id} on {self.backend.device_type}"
 
     def _call(self) -> Call:
-        call = Call.of(self.case, self.backend, self.plan)
+        call = Call.of(self.case, self.backend, self.plan, self.drawn)
         return dataclasses.replace(call, kwargs={**call.kwargs, **self.given})
 
     @functools.cached_property
@@ -124,6 +126,11 @@ class Trial:
         """
         return self._must_run(outcome(self.expected.run))
 
+    @property
+    def reaches(self) -> tuple[Any, ...]:
+        """What the policy lets through to the op: the overload, the dtypes of its tensors, its explicit dtype."""
+        return self.expected.name, *self.expected.dtypes, self.expected.kwargs.get("dtype")
+
     def _must_run(self, found: Outcome) -> Outcome:
         if self.plan is Plan.FLOAT32 and not self.given and found.error is not None and not self.case.fails:
             raise SuiteError(
@@ -145,7 +152,10 @@ class Trial:
                 return tensor
             return (tensor if target is None else tensor.to(target)).double()
 
-        return self._call().with_tensors(wide)
+        return self._reference_call().with_tensors(wide)
+
+    def _reference_call(self) -> Call:
+        return dataclasses.replace(call := self._call(), function=self.case.reference or call.function)
 
     @property
     def comparable(self) -> bool:
@@ -220,7 +230,7 @@ class GradientTrial(Trial):
     @functools.cached_property
     def got(self) -> Outcome:
         """Gradients through a region; the backward pass runs outside of it."""
-        return self._gradients(self.call, around=self.backend.region)
+        return self._gradients(self.call, around=self.backend.region, lacks=self.plan is not Plan.FLOAT32)
 
     @functools.cached_property
     def without(self) -> Outcome:
@@ -238,6 +248,7 @@ class GradientTrial(Trial):
         *,
         prepare: Callable[[Call], Call] = lambda call: call,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        lacks: bool = False,
     ) -> Outcome:
         """One gradient per leaf, of outputs weighted by fixed numbers; an empty tensor for a leaf that has none."""
         specs = tensors((self.case.args, self.case.kwargs))
@@ -256,19 +267,22 @@ class GradientTrial(Trial):
             with around():
                 outputs = prepare(made).run()
             roots = [out for out in tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
-            found = torch.autograd.grad(roots, leaves, _weights(roots), allow_unused=True)
+            if self.case.free_phase:
+                roots = [root.abs().square() for root in roots]
+            found = torch.autograd.grad(roots, leaves, self._weights(roots), allow_unused=True)
             return [torch.empty(0) if gradient is None else gradient for gradient in found]
 
-        return outcome(forward_and_backward)
+        return outcome(forward_and_backward, lacks=lacks)
 
-
-def _weights(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    weights = []
-    for index, output in enumerate(outputs):
-        weight = randn(*output.shape, 2, seed=f"weights {index}").bfloat16().float()
-        made = torch.view_as_complex(weight) if output.is_complex() else weight[..., 0]
-        weights.append(made.to(device=output.device, dtype=output.dtype))
-    return weights
+    def _weights(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Numbers that the backend's low dtype holds, and with float16 bfloat16 does not."""
+        weights = []
+        for index, output in enumerate(outputs):
+            drawn = randn(*output.shape, 2, seed=self.drawn.seed(f"weights {index}")) * self.drawn.factor
+            weight = drawn.to(self.backend.low_dtype).float()
+            made = torch.view_as_complex(weight) if output.is_complex() else weight[..., 0]
+            weights.append(made.to(device=output.device, dtype=output.dtype))
+        return weights
 
 
 def unnamed(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 
 from amp_checks.core import Backend, CastPolicy, Check, Finding, exact
-from amp_checks.families.ops import explicit
+from amp_checks.families.ops import accuracy, explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
-from amp_checks.families.ops.inputs import Plan, make
+from amp_checks.families.ops.inputs import Plan
 from amp_checks.families.ops.rows import OpCase
 from amp_checks.families.ops.trial import Outcome, Trial, in_region, outcome
 from amp_checks.records import cast_policy
@@ -31,7 +30,7 @@ PLANS = (
     *(Plan.OTHER, Plan.FLOAT64, Plan.INT64, Plan.COMPLEX64),
     *(Plan.FLOAT32_FIRST, Plan.LOW_OTHER, Plan.DOUBLE_FIRST),
 )
-"""The dtype plans that `amp_checks.families.ops.checks` leaves to a full run."""
+"""The dtype plans that `amp_checks.families.ops.checks` leaves to `DtypesCase`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,6 @@ class Variant(Row):
     suffix: ClassVar[str] = ""
 
     op: OpCase
-    full: bool = True
 
     @property
     def id(self) -> str:
@@ -93,11 +91,14 @@ class UncastFormCase(Variant):
     def id(self) -> str:
         return self.form
 
+    @property
+    def in_place(self) -> bool:
+        return self.form.partition(".")[0].endswith("_")
+
     def runs_on(self, backend: Backend) -> bool:
         if backend.emulated and self.form in NOT_EMULATED:
             return False
-        listed = self.op.id in cast_policy.declared(backend.device_type)
-        return listed and self.op.runs_on(backend) and cast_policy.exists(self.form)
+        return self.op.runs_on(backend) and cast_policy.exists(self.form)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,13 @@ class SpellingCase(Variant):
     def id(self) -> str:
         return self.path
 
-    def runs_on(self, backend: Backend) -> bool:
-        listed = self.op.id in cast_policy.declared(backend.device_type)
-        return listed and self.op.runs_on(backend)
+    @property
+    def row(self) -> OpCase:
+        """The row of the op with the arguments of this spelling."""
+        if self.args is None and not self.kwargs:
+            return self.op
+        args = self.op.args if self.args is None else self.args
+        return dataclasses.replace(self.op, args=args, kwargs=self.kwargs or self.op.kwargs)
 
 
 def takes_dtype(row: OpCase) -> bool:
@@ -172,8 +177,10 @@ def checks_for(case: Variant) -> Iterator[Check]:
             yield check_promotion_refuses_other_low_dtype
         case UncastFormCase():
             yield check_form_is_not_cast
+            yield check_form_error
         case SpellingCase():
             yield check_spelling_is_cast
+            yield check_spelling_error
 
 
 def check_every_dtype(case: DtypesCase, backend: Backend) -> Iterator[Finding]:
@@ -266,7 +273,7 @@ def check_promotion_refuses_other_low_dtype(case: PromotionCase, backend: Backen
 
 def check_form_is_not_cast(case: UncastFormCase, backend: Backend) -> Iterator[Finding]:
     """``out=`` and in-place forms run in the dtypes they are given: inside a region as outside one."""
-    forms = _FormTrial(case.op, backend, form=case.form)
+    forms = _FormTrial(case.op, backend, form=case)
     if forms.without.error is not None:
         yield forms.same_error("outcome")
         return
@@ -279,33 +286,44 @@ def check_form_is_not_cast(case: UncastFormCase, backend: Backend) -> Iterator[F
     yield from forms.same_values("out")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _FormTrial(Trial):
     """The ``out=`` or in-place ``form`` of an op, inside a region and outside of all."""
 
-    form: str = ""
+    form: UncastFormCase
+
+    @property
+    def policy(self) -> CastPolicy:
+        return CastPolicy.UNLISTED
 
     @functools.cached_property
     def without(self) -> Outcome:
         return outcome(self._call().run)
 
+    def _reference_call(self) -> Call:
+        return super()._call()
+
     def _call(self) -> Call:
-        call = dataclasses.replace(Call.of(self.case, self.backend), name=self.form)
-        if self.form.partition(".")[0].endswith("_"):
-            return call
-        shaped = outcome(Call.of(self.case, self.backend).run).tensors
-        out = {"out": torch.zeros_like(shaped[0]).detach()} if shaped else {}
-        return dataclasses.replace(call, kwargs={**call.kwargs, **out})
+        call = super()._call()
+        if not self.form.in_place:
+            shaped = outcome(super()._call().run).tensors
+            out = {"out": torch.zeros_like(shaped[0]).detach()} if shaped else {}
+            call = dataclasses.replace(call, kwargs={**call.kwargs, **out})
+        return dataclasses.replace(call, name=self.form.form)
+
+
+def check_form_error(case: UncastFormCase, backend: Backend) -> Iterator[Finding]:
+    """``out=`` and in-place forms are as near to float64 as the dtype of their inputs allows; units as of `error`."""
+    yield from accuracy.against_float64(
+        lambda plan, drawn: _FormTrial(case.op, backend, plan, drawn=drawn, form=case), "out"
+    )
 
 
 def check_spelling_is_cast(case: SpellingCase, backend: Backend) -> Iterator[Finding]:
     """Written as users write it, the op reaches the rule of its overload: dtypes at the entry and of the outputs."""
-    own = (case.op.args if case.args is None else case.args, case.kwargs or case.op.kwargs)
-    function = _resolve(case.path)
-    args, kwargs = make(own, plan=Plan.FLOAT32, low=backend.low_dtype, device=backend.device_type, seed=case.id)
-    trial = Trial(case.op, backend)
-    with entries(case.op.enters or case.op.id) as seen, backend.region():
-        got = outcome(lambda: function(*args, **kwargs))
+    trial = _SpellingTrial(case.row, backend, path=case.path)
+    with entries(case.op.enters or case.op.id) as seen:
+        got = trial.got
     yield exact(
         f"{case.op.id} reached",
         actual="yes" if seen else f"no ({got.error or 'no exception'})",
@@ -323,9 +341,22 @@ def check_spelling_is_cast(case: SpellingCase, backend: Backend) -> Iterator[Fin
     )
 
 
-def _resolve(path: str) -> Callable[..., Any]:
-    parts = path.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for part in parts[1:]:
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SpellingTrial(Trial):
+    """An op as users write it: the callable of that ``path``, inside a region and outside of all."""
+
+    path: str
+
+    @functools.cached_property
+    def without(self) -> Outcome:
+        return outcome(self._call().run)
+
+    def _call(self) -> Call:
+        return dataclasses.replace(super()._call(), function=explicit.resolved(self.path))
+
+
+def check_spelling_error(case: SpellingCase, backend: Backend) -> Iterator[Finding]:
+    """As users write it, the op is as near to float64 as the dtype in which it runs allows; units as of `error`."""
+    yield from accuracy.against_float64(
+        lambda plan, drawn: _SpellingTrial(case.row, backend, plan, drawn=drawn, path=case.path), "output"
+    )

@@ -94,6 +94,5 @@ _WRITTEN: tuple[tuple[str, str, tuple[Any, ...] | None, dict[str, Any]], ...] = 
 def spellings(overloads: dict[str, OpCase]) -> tuple[SpellingCase, ...]:
     """A case for each spelling of an overload in the table."""
     return tuple(
-        SpellingCase(op=overloads[name], path=path, args=args, kwargs=kwargs, full=True)
-        for path, name, args, kwargs in _WRITTEN
+        SpellingCase(op=overloads[name], path=path, args=args, kwargs=kwargs) for path, name, args, kwargs in _WRITTEN
     )
