@@ -33,12 +33,13 @@ def draws_after_first(low: torch.dtype, values: int) -> Iterator[Draw]:
     yield SMALL if low is torch.bfloat16 else Draw(number=count - 1)
 
 
-def against_float64(trial_of: TrialOf, what: str) -> Iterator[Finding]:
+def against_float64(trial_of: TrialOf, what: str, *, outcomes: bool = True) -> Iterator[Finding]:
     """The errors of each output (or gradient) with float32 inputs and, where that runs otherwise, with low ones.
 
     Args:
         trial_of: gives the trial of the call under a dtype plan, with the values of a draw.
         what: what the tensors are: ``output``, ``gradient``.
+        outcomes: whether raising is a finding here; False where another check of the same case has it.
     """
     seen = set()
     for plan in (Plan.FLOAT32, Plan.LOW):
@@ -47,10 +48,9 @@ def against_float64(trial_of: TrialOf, what: str) -> Iterator[Finding]:
             continue
         seen.add(first.reaches)
         prefix = "" if plan is Plan.FLOAT32 else f"{plan}: "
-        if first.comparable:
-            if not (yield from first.runs(f"{prefix}outcome")):
-                continue
-        elif first.got.error is not None:  # the emulation lacks it, or refuses it as the device does
+        if outcomes and first.comparable and not (yield from first.runs(f"{prefix}outcome")):
+            continue
+        if first.got.error is not None:  # said already, or the emulation lacks it, or refuses it as the device does
             continue
         yield from _of_plan(trial_of, first, f"{prefix}{what}")
 

@@ -1,4 +1,5 @@
-"""The table of ops: one row for each overload that any device type's autocast has a rule for.
+"""The table of ops: one row for each overload that any device type's autocast has a rule for, and the ops most used of
+those without one.
 
 To add an op, add a row to the table of its kind; its policy comes from ``fixtures/cast_policy/``.
 """
@@ -15,7 +16,7 @@ from amp_checks.families.ops.database import DatabaseCase
 from amp_checks.families.ops.regions import cases as regions
 from amp_checks.families.ops.regions.program import RegionCase
 from amp_checks.families.ops.rows import EntryCase, OfDeviceType, OpCase
-from amp_checks.families.ops.tables import linalg, pointwise, products, spatial
+from amp_checks.families.ops.tables import linalg, pointwise, products, spatial, unlisted
 from amp_checks.families.ops.tables.spellings import spellings
 from amp_checks.families.ops.variants import (
     DtypesCase,
@@ -78,6 +79,9 @@ def _variants() -> Iterator[Variant]:
             yield PromotionCase(op=row)
         for form in uncast_forms(row):
             yield UncastFormCase(op=row, form=form)
+    for row in unlisted.ROWS:
+        for form in uncast_forms(row):
+            yield UncastFormCase(op=row, form=form)
     yield from spellings(OVERLOADS)
 
 
@@ -91,6 +95,7 @@ CASES: tuple[AnyCase, ...] = (
     RulesCase(),
     BannedCase(op=OVERLOADS["binary_cross_entropy"]),
     *OVERLOADS.values(),
+    *unlisted.ROWS,
     *(EntryCase(op=row) for row in OVERLOADS.values() if _seen_at_entry_alone(row)),
     *_variants(),
     *regions.CASES,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from amp_checks.families.ops.explicit import HALVES
-from amp_checks.torch_api.numerics import Threshold, error_ratio
+from amp_checks.torch_api.numerics import Threshold, error_ratio, smallest
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A result and what it is in float64."""
@@ -109,8 +109,10 @@ def errors_of(pairs: Sequence[Pair], *, unit: torch.dtype) -> tuple[float, float
     """The error over all draws and values, and that of the worst place, its values taken over all draws.
 
     ``rms(actual - reference) / (eps(unit) * rms(reference))``, each draw in units of its own ``rms(reference)``: draws
-    count alike. Infinite where shapes or the places of what is not finite differ, and where whole numbers do.
+    count alike. Half the distance of the numbers next to zero is no error. Infinite where shapes or the places of what is
+    not finite differ, and where whole numbers do.
     """
+    spacing = smallest(unit)
     wrong: torch.Tensor | float = 0.0
     right: torch.Tensor | float = 0.0
     for actual, reference in pairs:
@@ -124,7 +126,7 @@ def errors_of(pairs: Sequence[Pair], *, unit: torch.dtype) -> tuple[float, float
         out, ref = out.where(finite, 0.0), ref.where(finite, 0.0)
         scale = ref.square().mean()
         if scale:
-            wrong = wrong + (out - ref).square() / scale
+            wrong = wrong + ((out - ref).abs() - spacing / 2).clamp(min=0).square() / scale
             right = right + ref.square() / scale
     if isinstance(wrong, float) or isinstance(right, float):
         return 0.0, 0.0

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from amp_checks.core import Backend, CastPolicy
 from amp_checks.families.ops.entry import overload
 from amp_checks.families.ops.inputs import FIRST, Draw, Plan, make, map_leaves
-from amp_checks.families.ops.rows import COMPLEX, RUN, OpCase
+from amp_checks.families.ops.rows import COMPLEX, RUN, SCRATCH, OpCase
 from amp_checks.torch_api.numerics import dtype_name
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -121,4 +121,4 @@ def run_dtype(policy: CastPolicy, dtypes: Sequence[torch.dtype], low: torch.dtyp
 def output_names(case: OpCase, ran_in: torch.dtype) -> tuple[str, ...]:
     """The dtypes of the row's outputs, by name, where the op ran in that dtype."""
     meaning = {RUN: dtype_name(ran_in), COMPLEX: dtype_name(ran_in.to_complex())}
-    return tuple(meaning.get(name, name) for name in case.outputs)
+    return tuple(meaning.get(name, name) for name in case.outputs if name != SCRATCH)

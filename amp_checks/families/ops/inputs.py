@@ -30,6 +30,8 @@ class Values(enum.StrEnum):
     """Uniform over -0.9 to 0.9."""
     WEIGHT = "weight"
     """Uniform over -0.5 to 0.5, about as torch draws the weights of a small cell: larger ones close its gates."""
+    NEAR_ONE = "near_one"
+    """Uniform over 0.75 to 1.25: products of many stay within what float16 holds."""
     SPREAD = "spread"
     """Normal, each column larger than the one before."""
     GRID = "grid"
@@ -197,6 +199,7 @@ def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
         Values.UNIT: lambda: 0.05 + 0.9 * uniform,
         Values.SIGNED_UNIT: lambda: 1.8 * uniform - 0.9,
         Values.WEIGHT: lambda: uniform - 0.5,
+        Values.NEAR_ONE: lambda: 0.75 + 0.5 * uniform,
         Values.SPREAD: lambda: normal + 3.0 * torch.arange(spec.shape[-1]),
         Values.GRID: lambda: ((32 * uniform).floor().clamp(0, 31) * 2 - 31) / 32,
         Values.SIGN: lambda: torch.where(normal > 0, 1.0, -1.0),

@@ -15,6 +15,8 @@ RUN = "run"
 """An output in the dtype in which the op ran."""
 COMPLEX = "complex"
 """An output in the complex dtype of that precision."""
+SCRATCH = "scratch"
+"""An output of memory that means nothing to the caller."""
 
 PRODUCTS_INSIDE = "a composite: without a rule of its own, the listed ops inside it are cast"
 MEMORY_INSIDE = "its code reads the memory of a tensor, which an emulated one does not have"
@@ -26,6 +28,7 @@ POSITIVE = Values.POSITIVE
 UNIT = Values.UNIT
 SIGNED = Values.SIGNED_UNIT
 WEIGHT = Values.WEIGHT
+NEAR_ONE = Values.NEAR_ONE
 SPREAD = Values.SPREAD
 GRID = Values.GRID
 SIGN = Values.SIGN
@@ -47,7 +50,7 @@ class OpCase(Row):
     Attributes:
         id: the overload as the dispatcher names it, without ``aten::``: ``mm``, ``softmax.int``.
         args, kwargs: its inputs, with `T` where a tensor stands.
-        outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, or a dtype's name.
+        outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, `SCRATCH`, or a dtype's name.
         enters: the overload that the rule calls, where it is another one (``fp32_append_dtype``).
         call: the public function, by its path, to call instead of the overload: named tensors cannot be
             handed to an overload, nor to a kernel in Python, so an op with names is not looked at at its

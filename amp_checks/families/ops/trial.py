@@ -16,7 +16,7 @@ from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import FIRST, Draw, Plan, tensors
-from amp_checks.families.ops.rows import OpCase
+from amp_checks.families.ops.rows import SCRATCH, OpCase
 from amp_checks.records import cast_policy
 from amp_checks.torch_api.numerics import dtype_name, randn, same_bits
 
@@ -62,6 +62,14 @@ def in_region(call: Call, backend: Backend, *, lacks: bool = False) -> Outcome:
     """What the call gives inside a region; ``lacks`` as for `outcome`."""
     with backend.region():
         return outcome(call.run, lacks=lacks)
+
+
+def without_scratch(case: OpCase, found: Outcome) -> Outcome:
+    """What the row gave, without outputs that mean nothing."""
+    if SCRATCH not in case.outputs or found.error is not None:
+        return found
+    kept = tuple(t for t, name in zip(found.tensors, case.outputs, strict=True) if name != SCRATCH)
+    return dataclasses.replace(found, tensors=kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Trial:
     @functools.cached_property
     def got(self) -> Outcome:
         """What the call gives inside a region."""
-        return in_region(self.call, self.backend, lacks=self.plan is not Plan.FLOAT32)
+        return without_scratch(self.case, in_region(self.call, self.backend, lacks=self.plan is not Plan.FLOAT32))
 
     @functools.cached_property
     def without(self) -> Outcome:
@@ -124,7 +132,7 @@ class Trial:
             SuiteError: a row whose float32 call raises even so, without a reason for it, would pass every check by
                 measuring nothing; says what to change.
         """
-        return self._must_run(outcome(self.expected.run))
+        return self._must_run(without_scratch(self.case, outcome(self.expected.run)))
 
     @property
     def reaches(self) -> tuple[Any, ...]:
@@ -152,10 +160,11 @@ class Trial:
                 return tensor
             return (tensor if target is None else tensor.to(target)).double()
 
-        return self._reference_call().with_tensors(wide)
+        call = self._reference_call()
+        return dataclasses.replace(call, function=self.case.reference or call.function).with_tensors(wide)
 
     def _reference_call(self) -> Call:
-        return dataclasses.replace(call := self._call(), function=self.case.reference or call.function)
+        return self._call()
 
     @property
     def comparable(self) -> bool:
@@ -204,9 +213,9 @@ class Trial:
 
     def at_entry(self, *, stop: bool) -> Iterator[Finding]:
         """In a region, what the policy promises reaches the op's own entry; ``stop``: no kernel runs."""
-        name = self.expected.name
+        name, call = self.expected.name, self.call
         with entries(name, stop=stop) as seen:
-            got = in_region(self.call, self.backend, lacks=True)
+            got = in_region(call, self.backend, lacks=True)
         first = seen[0] if seen else None
         yield exact(
             f"{self.plan}: dtypes at the entry of {name}",

@@ -10,6 +10,7 @@ from amp_checks.families.ops.rows import (
     LOG_SOFTMAX,
     MEMORY_INSIDE,
     NAMES,
+    NEAR_ONE,
     POSITIVE,
     PRODUCTS_INSIDE,
     RUN,
@@ -84,7 +85,7 @@ NORMS = (
 )
 
 REDUCTIONS = (
-    op("cumprod", x(4, 5), 1),
+    op("cumprod", x(4, 5, draw=NEAR_ONE), 1),
     named("cumprod.dimname", "B", call="torch.cumprod"),
     op("cumsum", x(4, 5), 1),
     named("cumsum.dimname", "B", call="torch.cumsum"),
@@ -93,8 +94,8 @@ REDUCTIONS = (
     op("logsumexp", x(4, 5), [1]),
     op("nanquantile", x(4, 5), x(2, draw=UNIT, grad=False), 1),
     op("nanquantile.scalar", x(4, 5), 0.3, 1),
-    op("prod", x(4, 5)),
-    op("prod.dim_int", x(4, 5), 1),
+    op("prod", x(4, 5, draw=NEAR_ONE)),
+    op("prod.dim_int", x(4, 5, draw=NEAR_ONE), 1),
     named("prod.dim_Dimname", "B", call="torch.prod"),
     op("quantile", x(4, 5), x(2, draw=UNIT, grad=False), 1),
     op("quantile.scalar", x(4, 5), 0.3, 1),

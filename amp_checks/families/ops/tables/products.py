@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from amp_checks.families.ops.inputs import T, fixed
-from amp_checks.families.ops.rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, WEIGHT, op, x
+from amp_checks.families.ops.rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SCRATCH, WEIGHT, op, x
 from amp_checks.families.ops.tables.spatial import SAMPLED
 
 
@@ -25,7 +25,7 @@ _MKLDNN = (x(5, 2, 8), x(16, 8), x(16, 4), x(16), x(16), x(1, 2, 4), x(1, 2, 4))
 def _lstm_layer(x: Any, *given: Any) -> Any:
     """What `mkldnn_rnn_layer` computes for `_MKLDNN`, its workspace apart: oneDNN has no float64."""
     *weights, hidden, cell = given[:6]
-    return *torch.lstm(x, (hidden, cell), weights, True, 1, 0.0, False, False, False), torch.empty(0)
+    return torch.lstm(x, (hidden, cell), weights, True, 1, 0.0, False, False, False)
 
 
 PRODUCTS = (
@@ -80,7 +80,7 @@ CELLS = (
     op(
         "mkldnn_rnn_layer",
         *(*_MKLDNN, False, [], 2, 4, 1, True, False, False, False),
-        outputs=(RUN, RUN, RUN, RUN),
+        outputs=(RUN, RUN, RUN, SCRATCH),
         no_gradient="its backward needs a workspace that only training=True makes",
         only=("cpu",),
         reference=_lstm_layer,
