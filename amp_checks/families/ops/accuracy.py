@@ -15,22 +15,20 @@ from amp_checks.torch_api.numerics import dtype_name
 
 TrialOf = Callable[[Plan, Draw], Trial]
 
-SMALL = Draw(number=-1, factor=2.0**-26)
-"""Values that bfloat16 holds and float16 does not: a bfloat16 kernel that computes in float16 loses them."""
-
 DRAWS, ENOUGH = 8, 16
 """Draws of 16-bit calls, and values that an output must give in all of them: one number is drawn more often."""
 
 
-def draws_after_first(low: torch.dtype, values: int) -> Iterator[Draw]:
-    """The further draws of a 16-bit call, whose smallest output holds so many values.
+def draws_after_first(trial: Trial, values: int) -> Iterator[Draw]:
+    """The further draws of a 16-bit call whose smallest output holds so many values.
 
     A 16-bit result is judged by a mean over draws, place by place: one draw may fall on values that the wrong dtype
     holds as well. In float32 what is lost is a thousand times the bound, and one draw shows it.
     """
     count = max(DRAWS, -(-ENOUGH // max(values, 1)))
     yield from (Draw(number=number) for number in range(1, count - 1))
-    yield SMALL if low is torch.bfloat16 else Draw(number=count - 1)
+    # A bfloat16 kernel that computes in float16 loses values that only bfloat16 holds.
+    yield Draw(number=count - 1, factor=trial.case.wide if trial.backend.low_dtype is torch.bfloat16 else 1.0)
 
 
 def against_float64(trial_of: TrialOf, what: str, *, outcomes: bool = True) -> Iterator[Finding]:
@@ -60,7 +58,7 @@ def _of_plan(trial_of: TrialOf, first: Trial, what: str) -> Iterator[Finding]:
     smallest = min((tensor.numel() for tensor in first.got.tensors if tensor.numel()), default=0)
     trials = [first]
     if any(unit in HALVES for unit in units):
-        trials += [trial_of(first.plan, drawn) for drawn in draws_after_first(first.backend.low_dtype, smallest)]
+        trials += [trial_of(first.plan, drawn) for drawn in draws_after_first(first, smallest)]
     for trial in trials:
         if trial.reference.error is not None:
             raise SuiteError(f"{first.case.id} does not run in float64 ({trial.reference.error}): name its `reference`")

@@ -44,8 +44,16 @@ def _bounds(typical: float, worst: float, *, healthy: tuple[str, str]) -> Bounds
 
 SIXTEEN_BITS: dict[str, tuple[Bounds, Bounds]] = {
     "rounding": (
-        _bounds(1.0, 1.5, healthy=("", "")),
-        _bounds(1.0, 1.5, healthy=("", "")),
+        _bounds(1.1, 2.0, healthy=("", "")),
+        _bounds(1.2, 2.75, healthy=("", "")),
+    ),
+    "chain": (
+        _bounds(1.5, 6.0, healthy=("", "")),
+        _bounds(1.5, 3.0, healthy=("", "")),
+    ),
+    "cell": (
+        _bounds(1.1, 2.0, healthy=("", "")),
+        _bounds(2.0, 3.0, healthy=("", "")),
     ),
 }
 """Kind of op -> its bounds where it runs in float16 or bfloat16, forward and of gradients."""
@@ -109,8 +117,8 @@ def errors_of(pairs: Sequence[Pair], *, unit: torch.dtype) -> tuple[float, float
     """The error over all draws and values, and that of the worst place, its values taken over all draws.
 
     ``rms(actual - reference) / (eps(unit) * rms(reference))``, each draw in units of its own ``rms(reference)``: draws
-    count alike. Half the distance of the numbers next to zero is no error. Infinite where shapes or the places of what is
-    not finite differ, and where whole numbers do.
+    count alike. Half the distance between the numbers nearest to zero is no error. Infinite where shapes differ, whole
+    numbers, or the places of what is not finite.
     """
     spacing = smallest(unit)
     wrong: torch.Tensor | float = 0.0

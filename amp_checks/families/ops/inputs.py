@@ -34,6 +34,12 @@ class Values(enum.StrEnum):
     """Uniform over 0.75 to 1.25: products of many stay within what float16 holds."""
     SPREAD = "spread"
     """Normal, each column larger than the one before."""
+    SEPARATED = "separated"
+    """A matrix whose eigenvalues are real and near 1, 2, 3 and so on: their order is theirs in any precision."""
+    REFLECTOR = "reflector"
+    """Uniform over 1.5 to 2: factors of Householder reflections that are far from singular."""
+    EIGHTHS = "eighths"
+    """Odd multiples of 1/8 between 0 and 1, which every dtype holds: their multiples by 2 are never whole."""
     GRID = "grid"
     """Odd multiples of 1/32 between -1 and 1: coordinates that every dtype holds, and that are on no pixel."""
     SIGN = "sign"
@@ -200,6 +206,9 @@ def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
         Values.SIGNED_UNIT: lambda: 1.8 * uniform - 0.9,
         Values.WEIGHT: lambda: uniform - 0.5,
         Values.NEAR_ONE: lambda: 0.75 + 0.5 * uniform,
+        Values.SEPARATED: lambda: torch.diag(1.0 + torch.arange(spec.shape[-1])) + 0.05 * normal,
+        Values.REFLECTOR: lambda: 1.5 + 0.5 * uniform,
+        Values.EIGHTHS: lambda: ((4 * uniform).floor().clamp(0, 3) * 2 + 1) / 8,
         Values.SPREAD: lambda: normal + 3.0 * torch.arange(spec.shape[-1]),
         Values.GRID: lambda: ((32 * uniform).floor().clamp(0, 31) * 2 - 31) / 32,
         Values.SIGN: lambda: torch.where(normal > 0, 1.0, -1.0),

@@ -30,6 +30,9 @@ SIGNED = Values.SIGNED_UNIT
 WEIGHT = Values.WEIGHT
 NEAR_ONE = Values.NEAR_ONE
 SPREAD = Values.SPREAD
+SEPARATED = Values.SEPARATED
+REFLECTOR = Values.REFLECTOR
+EIGHTHS = Values.EIGHTHS
 GRID = Values.GRID
 SIGN = Values.SIGN
 SPD = Values.SPD
@@ -64,6 +67,8 @@ class OpCase(Row):
         device_only: why not even its rule runs without the device; its registration alone is held there.
         listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
             elsewhere.
+        wide: the factor that takes its inputs to where bfloat16 gives what float16 cannot: by default so near zero that
+            float16 has nothing left; a large one where such inputs all give the same.
         noise: the name of its error bounds in `amp_checks.families.ops.error`, those of ``rounding`` where it has none.
         reference: what computes it in float64, where the overload does not itself.
     """
@@ -82,6 +87,7 @@ class OpCase(Row):
     free_phase: bool = False
     device_only: str = ""
     listed_only: str = ""
+    wide: float = 2.0**-26
     noise: str = "rounding"
     reference: Callable[..., Any] | None = None
 

@@ -80,8 +80,8 @@ class PromotionCase(Variant):
 NOT_EMULATED = frozenset(
     "matmul.out linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor multilabel_margin_loss.out".split()
 )
-"""Forms that the emulation cannot run: emulated tensors have no memory of their own, so that torch takes them to overlap,
-or nothing is written to ``out``.
+"""Forms that the emulation cannot run: emulated tensors have no memory of their own, so that torch takes them to
+overlap, or writes nothing to ``out``.
 """
 
 

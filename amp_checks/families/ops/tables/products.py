@@ -109,6 +109,7 @@ ATTENTION = (
         *(x(2, 5, 8), x(2, 5, 8), x(2, 5, 8), 8, 2, x(24, 8), x(24), x(8, 8), x(8)),
         outputs=(RUN, RUN),
         no_gradient="an inference-only kernel",
+        noise="chain",
     ),
 )
 

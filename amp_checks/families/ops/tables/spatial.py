@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from amp_checks.families.ops.inputs import fixed
-from amp_checks.families.ops.rows import GRID, RUN, UNIT, op, x
+from amp_checks.families.ops.rows import EIGHTHS, GRID, RUN, op, x
 
 _LINE, _IMAGE, _VOLUME = x(2, 3, 8), x(2, 3, 6, 6), x(1, 2, 4, 4, 4)
 SAMPLED = x(2, 3, 4, 8), x(2, 4, 4, 2, draw=GRID)
@@ -39,12 +39,12 @@ POOLING = (
         x(2, 3, 8, 8),
         [2, 2],
         [4, 4],
-        x(2, 3, 2, draw=UNIT, grad=False),
+        x(2, 3, 2, draw=EIGHTHS, grad=False),
         outputs=(RUN, "int64"),
     ),
     op(
         "fractional_max_pool3d",
-        *(x(1, 2, 6, 6, 6), [2, 2, 2], [3, 3, 3], x(1, 2, 3, draw=UNIT, grad=False)),
+        *(x(1, 2, 6, 6, 6), [2, 2, 2], [3, 3, 3], x(1, 2, 3, draw=EIGHTHS, grad=False)),
         outputs=(RUN, "int64"),
     ),
     op("max_unpool2d", x(1, 1, 2, 2), fixed(1, 1, 2, 2, values=(0, 3, 9, 14)), [4, 4]),

@@ -54,7 +54,7 @@ SPATIAL = (
 )
 
 INDEXING = (
-    op("embedding", x(6, 4), fixed(2, 3, values=(0, 2, 5, 2, 1, 2))),
+    op("embedding", x(6, 4), fixed(2, 4, values=(0, 2, 5, 3, 1, 3, 4, 2))),
     op("gather", _PLANE, 1, fixed(4, 2, values=(0, 4, 1, 1, 2, 0, 3, 4))),
     op("index_select", _PLANE, 0, fixed(3, values=(0, 2, 2))),
     op("repeat_interleave.self_int", x(4, 5, draw=SIGNED), 2, 1),
