@@ -44,16 +44,20 @@ def _bounds(typical: float, worst: float, *, healthy: tuple[str, str]) -> Bounds
 
 SIXTEEN_BITS: dict[str, tuple[Bounds, Bounds]] = {
     "rounding": (
-        _bounds(1.1, 2.0, healthy=("", "")),
-        _bounds(1.2, 2.75, healthy=("", "")),
+        _bounds(1.1, 1.75, healthy=("", "")),
+        _bounds(1.2, 2.25, healthy=("", "")),
     ),
-    "chain": (
-        _bounds(1.5, 6.0, healthy=("", "")),
-        _bounds(1.5, 3.0, healthy=("", "")),
+    "attention": (
+        _bounds(1.1, 1.75, healthy=("", "")),
+        _bounds(1.2, 4.0, healthy=("", "")),
     ),
     "cell": (
-        _bounds(1.1, 2.0, healthy=("", "")),
+        _bounds(1.1, 2.5, healthy=("", "")),
         _bounds(2.0, 3.0, healthy=("", "")),
+    ),
+    "chain": (
+        _bounds(1.5, 5.0, healthy=("", "")),
+        _bounds(1.5, 3.0, healthy=("", "")),
     ),
 }
 """Kind of op -> its bounds where it runs in float16 or bfloat16, forward and of gradients."""
@@ -109,7 +113,7 @@ def error_of(actual: torch.Tensor, reference: torch.Tensor, *, run_dtype: torch.
     return error_ratio(as_real(actual), as_real(reference), run_dtype=run_dtype)
 
 
-_FLOOR = 1 / 16
+_FLOOR = 1 / 4
 """Part of the mean square of all values that is added to that of each: where a result cancels, it may be near zero."""
 
 

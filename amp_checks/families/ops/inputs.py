@@ -35,7 +35,7 @@ class Values(enum.StrEnum):
     SPREAD = "spread"
     """Normal, each column larger than the one before."""
     SEPARATED = "separated"
-    """A matrix whose eigenvalues are real and near 1, 2, 3 and so on: their order is theirs in any precision."""
+    """An upper triangular matrix with a diagonal near 1, 2, 3 and so on: its eigenvalues, in any precision in order."""
     REFLECTOR = "reflector"
     """Uniform over 1.5 to 2: factors of Householder reflections that are far from singular."""
     EIGHTHS = "eighths"
@@ -206,7 +206,7 @@ def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
         Values.SIGNED_UNIT: lambda: 1.8 * uniform - 0.9,
         Values.WEIGHT: lambda: uniform - 0.5,
         Values.NEAR_ONE: lambda: 0.75 + 0.5 * uniform,
-        Values.SEPARATED: lambda: torch.diag(1.0 + torch.arange(spec.shape[-1])) + 0.05 * normal,
+        Values.SEPARATED: lambda: torch.diag(1.0 + torch.arange(spec.shape[-1])) + 0.1 * torch.triu(normal),
         Values.REFLECTOR: lambda: 1.5 + 0.5 * uniform,
         Values.EIGHTHS: lambda: ((4 * uniform).floor().clamp(0, 3) * 2 + 1) / 8,
         Values.SPREAD: lambda: normal + 3.0 * torch.arange(spec.shape[-1]),

@@ -68,10 +68,11 @@ def in_the_other(honest: Honest, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return map_leaves(lambda t: t.to(given) if t.dtype is other else t, results, torch.Tensor)
 
 
+LARGE, ONE_OFF, OTHER = "large", "one-off", "other-dtype"
 WAYS: dict[str, tuple[str, Spoil]] = {
-    "large": ("gives results 1.6 % too large", too_large),
-    "one-off": ("gives one value 3 % too large", one_off),
-    "other-dtype": ("computes in the other 16-bit dtype", in_the_other),
+    LARGE: ("gives results 1.6 % too large", too_large),
+    ONE_OFF: ("gives one value 3 % too large", one_off),
+    OTHER: ("computes in the other 16-bit dtype", in_the_other),
 }
 
 
@@ -135,7 +136,101 @@ OUTPUT, GRADIENT = ("check_error",), ("check_gradient_error",)
 BOTH = OUTPUT + GRADIENT
 FORM, SPELLING = ("check_form_error",), ("check_spelling_error",)
 
-KERNELS = (Kernel("mm", "mm", BOTH),)
+
+def _forward(op: str, *ways: str, case: str = "", rule: str = "", kills: tuple[str, ...] = OUTPUT) -> Kernel:
+    return Kernel(op, case or op, kills, ways or tuple(WAYS), rule=rule)
+
+
+def _backward(op: str, case: str, *ways: str) -> Kernel:
+    return Kernel(op, case, GRADIENT, ways or tuple(WAYS), in_backward=True)
+
+
+PRODUCTS = (
+    _forward("mm", kills=BOTH),
+    _forward("bmm", LARGE, ONE_OFF, kills=BOTH),
+    _forward("bmm", OTHER, case="einsum", kills=BOTH),
+    _forward("mv", kills=BOTH),
+    _forward("addmm", LARGE, OTHER),
+    _forward("addmm", ONE_OFF, case="linear"),
+    _forward("baddbmm", ONE_OFF),
+    _forward("addmv", LARGE),
+    _forward("addr", OTHER),
+    _forward("_prelu_kernel", LARGE, OTHER, case="prelu"),
+    _forward("convolution", case="conv2d"),
+    _forward("convolution", ONE_OFF, case="conv1d"),
+    _forward("convolution", OTHER, case="conv_transpose2d.input"),
+    _forward("conv_tbc", LARGE),
+    _forward("_scaled_dot_product_flash_attention_for_cpu", OTHER, case="scaled_dot_product_attention", kills=BOTH),
+)
+
+PROMOTED = (
+    _forward("dot"),
+    _forward("vdot", OTHER),
+    _forward("addcmul"),
+    _forward("addcdiv", OTHER),
+    _forward("atan2", LARGE),
+    _forward("cat", LARGE, ONE_OFF),
+    _forward("stack", OTHER),
+    _forward("linalg_cross", ONE_OFF, case="cross", kills=BOTH),
+    _forward("index_copy", LARGE),
+    _forward("scatter_add", OTHER),
+    _forward("grid_sampler_2d", LARGE, case="grid_sampler"),
+)
+
+UNLISTED = (
+    _forward("exp", LARGE, OTHER, kills=BOTH),
+    _forward("rsqrt", ONE_OFF, kills=BOTH),
+    _forward("softplus", OTHER),
+    _forward("_softmax", case="softmax.int", kills=BOTH),
+    _forward("native_layer_norm", LARGE, case="layer_norm", kills=BOTH),
+    _forward("upsample_bilinear2d", ONE_OFF),
+    _forward("reflection_pad1d", OTHER),
+    _forward("add.Tensor", LARGE),
+    _forward("mul.Tensor", ONE_OFF, kills=BOTH),
+    _forward("gelu"),
+    _forward("silu", OTHER),
+    _forward("avg_pool2d", ONE_OFF),
+    _forward("embedding", LARGE),
+)
+
+REDUCTIONS = (
+    _forward("sum", LARGE, OTHER),
+    _forward("sum.dim_IntList", ONE_OFF),
+    _forward("cumsum", OTHER, kills=BOTH),
+    _forward("logsumexp", LARGE, kills=BOTH),
+    _forward("linalg_vector_norm", OTHER, kills=BOTH),
+    _forward("mean", LARGE, OTHER),
+    _forward("mean.dim", ONE_OFF),
+    _forward("var.correction", OTHER),
+)
+
+BACKWARD = (
+    _backward("mm", "mm"),
+    _backward("convolution_backward", "conv2d"),
+    _backward("_prelu_kernel_backward", "prelu", ONE_OFF, OTHER),
+    _backward("native_layer_norm_backward", "layer_norm", LARGE),
+    _backward("gelu_backward", "gelu", OTHER),
+    _backward("tanh_backward", "tanh", LARGE),
+    _backward("avg_pool2d_backward", "avg_pool2d", ONE_OFF),
+    _backward("embedding_dense_backward", "embedding", OTHER),
+)
+
+WRITTEN = (
+    _forward("mm.out", kills=FORM),
+    _forward("addmm.out", LARGE, kills=FORM),
+    _forward("bmm.out", OTHER, kills=FORM),
+    _forward("exp.out", LARGE, kills=FORM),
+    _forward("exp_", kills=FORM),
+    _forward("mul_.Tensor", OTHER, kills=FORM),
+    _forward("cumsum.out", ONE_OFF, kills=FORM),
+    _forward("cat.out", OTHER, kills=FORM),
+    _forward("mm", LARGE, OTHER, case="torch.mm", kills=SPELLING, rule="mm"),
+    _forward("mm", ONE_OFF, case="torch.Tensor.matmul", kills=SPELLING, rule="matmul"),
+    _forward("dot", OTHER, case="torch.dot", kills=SPELLING, rule="dot"),
+    _forward("cat", LARGE, case="torch.cat", kills=SPELLING, rule="cat"),
+)
+
+KERNELS = (*PRODUCTS, *PROMOTED, *UNLISTED, *REDUCTIONS, *BACKWARD, *WRITTEN)
 
 
 def _mutants() -> Iterator[Mutant]:

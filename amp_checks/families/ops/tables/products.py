@@ -84,6 +84,7 @@ CELLS = (
         no_gradient="its backward needs a workspace that only training=True makes",
         only=("cpu",),
         reference=_lstm_layer,
+        noise="chain",
         fails="oneDNN has 16-bit LSTMs only for processors with 16-bit matrix instructions",
     ),
     op(
@@ -97,7 +98,7 @@ CELLS = (
 )
 
 ATTENTION = (
-    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8)),
+    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8), noise="attention"),
     op(
         "_scaled_dot_product_flash_attention",
         *_FLASH,
