@@ -268,8 +268,8 @@ def excluding(key: str) -> AbstractContextManager[None]:
 def kernel(op: str, key: str, function: Callable[..., Any] | None, *, with_keys: bool = False) -> Iterator[None]:
     """The kernel of an op (``softmax.int``) at a dispatch key, replaced inside; None: a fallthrough, as if it had none.
 
-    ``with_keys``: the function takes the call's dispatch keys first, as `kernel_of` wants them. The kernel that was there
-    is back on exit: `torch.library` keeps overridden kernels below the new one.
+    ``with_keys``: the function takes the call's dispatch keys first, as `kernel_of` wants them.
+    The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
     """
     library = torch.library.Library("aten", "IMPL")
     try:

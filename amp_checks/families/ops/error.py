@@ -47,9 +47,9 @@ SIXTEEN_BITS: dict[str, tuple[Bounds, Bounds]] = {
         _bounds(1.1, 1.75, healthy=("", "")),
         _bounds(1.2, 2.25, healthy=("", "")),
     ),
-    "attention": (
+    "cancelling": (
         _bounds(1.1, 1.75, healthy=("", "")),
-        _bounds(1.2, 4.0, healthy=("", "")),
+        _bounds(1.5, 5.0, healthy=("", "")),
     ),
     "cell": (
         _bounds(1.1, 2.5, healthy=("", "")),

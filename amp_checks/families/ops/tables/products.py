@@ -98,7 +98,7 @@ CELLS = (
 )
 
 ATTENTION = (
-    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8), noise="attention"),
+    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8), noise="cancelling"),
     op(
         "_scaled_dot_product_flash_attention",
         *_FLASH,

@@ -19,7 +19,7 @@ ARITHMETIC = (
     op("where.self", _MASK, _PLANE, _PLANE),
     op("masked_fill.Scalar", _PLANE, _MASK, 0.5),
     op("abs", _PLANE),
-    op("clamp", _PLANE, -1.0, 1.0),
+    op("clamp", _PLANE, -1.3, 1.3),
     op("sqrt", x(4, 5, draw=POSITIVE)),
     op("sin", _PLANE),
     op("cos", _PLANE),
