@@ -18,8 +18,7 @@ import torch  # noqa: E402 - its import is one of the figures
 
 IMPORT_TORCH = time.process_time() - T0
 
-from amp_checks import backends  # noqa: E402
-from amp_checks.suite import collect  # noqa: E402
+from amp_checks import backends, families  # noqa: E402
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")]
     chosen = backends.resolve(names or [name for name in backends.IDS if not name.startswith("cuda-")])
     began = time.process_time()
-    items = collect.collect(backends=chosen, families=["ops"], full="--full" in sys.argv)
+    items = families.collect(backends=chosen, families=["ops"], full="--full" in sys.argv)
     collected = time.process_time() - began
     spent: dict[tuple[str, str], Spent] = collections.defaultdict(Spent)
     statuses = collections.Counter[str]()

@@ -254,19 +254,27 @@ def excluding(key: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def kernel(op: str, key: str, function: Callable[..., Any] | None) -> Iterator[None]:
+def kernel(op: str, key: str, function: Callable[..., Any] | None, *, with_keys: bool = False) -> Iterator[None]:
     """The kernel of an op (``softmax.int``) at a dispatch key, replaced inside; None: a fallthrough, as if it had none.
 
+    ``with_keys``: the function takes the call's dispatch keys first, as `kernel_of` wants them.
     The kernel that was there is back on exit: `torch.library` keeps overridden kernels below the new one.
     """
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():  # torch tells once per process that a kernel is overridden: here that is meant
             warnings.simplefilter("ignore", UserWarning)
-            library.impl(op, torch.library.fallthrough_kernel if function is None else function, key)
+            replacement = torch.library.fallthrough_kernel if function is None else function
+            library.impl(op, replacement, key, with_keyset=with_keys)
         yield
     finally:
         library._destroy()
+
+
+def kernel_of(op: str, key: str) -> Callable[..., Any]:
+    """The kernel that the op runs at a dispatch key now, to be called with the set of keys and the op's arguments."""
+    found: Callable[..., Any] = torch.library.get_kernel(f"aten::{op}", key).call_boxed
+    return found
 
 
 def version_of(tensor: torch.Tensor) -> int:

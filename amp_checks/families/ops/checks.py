@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from amp_checks.core import Check, Finding, bounded, exact
-from amp_checks.families.ops import database, explicit, observed, variants
+from amp_checks.core import Check, Finding, exact
+from amp_checks.families.ops import accuracy, database, explicit, observed, variants
 from amp_checks.families.ops.cases import OVERLOADS, AnyCase, BannedCase, RegistrationCase, RulesCase
 from amp_checks.families.ops.database import DatabaseCase
-from amp_checks.families.ops.error import bounds_of, error_of
 from amp_checks.families.ops.explicit import Call
 from amp_checks.families.ops.inputs import Plan, tensors
 from amp_checks.families.ops.regions import program
@@ -26,7 +23,6 @@ from amp_checks.families.ops.variants import Variant
 from amp_checks.records import cast_policy
 from amp_checks.torch_api import private
 from amp_checks.torch_api.backend import Backend
-from amp_checks.torch_api.dtypes import dtype_name
 from amp_checks.torch_api.numerics import same_bits
 
 BANNED_MESSAGE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
@@ -153,33 +149,15 @@ def check_matches_casting_by_hand(case: OpCase, backend: Backend) -> Iterator[Fi
 
 
 def check_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
-    """The result is as near to float64 as the dtype of its policy allows.
-
-    Ratio: ``max|out - ref64| / (eps(run dtype) * max|ref64|)``, inputs rounded beforehand to what the op
-        receives.
+    """The result is as near to float64 as the dtype of its policy allows, its inputs rounded beforehand to what the op
+    receives; with float32 inputs and, where they make it run otherwise, with low ones. Units as of `error`.
     """
-    yield from _errors(Trial(case, backend), "output")
+    yield from accuracy.against_float64(lambda plan, drawn: Trial(case, backend, plan, drawn=drawn), "output")
 
 
 def check_gradient_error(case: OpCase, backend: Backend) -> Iterator[Finding]:
     """Gradients are as near to those of float64 as the dtype of the op's policy allows; unit as for `check_error`."""
-    yield from _errors(GradientTrial(case, backend), "gradient")
-
-
-def _errors(trial: Trial, what: str) -> Iterator[Finding]:
-    case, ran_in = trial.case, trial.ran_in or torch.float32
-    bounds = bounds_of(case.noise, ran_in)
-    bound = bounds.forward if what == "output" else bounds.gradient
-    if not (yield from trial.runs()):
-        return
-    for index, pair in enumerate(zip(trial.got.tensors, trial.reference.tensors, strict=False)):
-        actual, expected = (unnamed(tensor.abs() if case.free_phase else tensor) for tensor in pair)
-        yield bounded(
-            f"{what}[{index}]: error against float64 in eps of {dtype_name(ran_in)}",
-            ratio=error_of(actual, expected, run_dtype=ran_in),
-            threshold=bound.value,
-            why=f"{bound.unit}; healthy {bound.healthy}",
-        )
+    yield from accuracy.against_float64(lambda plan, drawn: GradientTrial(case, backend, plan, drawn=drawn), "gradient")
 
 
 def check_inputs_unmodified(case: OpCase, backend: Backend) -> Iterator[Finding]:

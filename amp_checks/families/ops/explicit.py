@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from amp_checks.core import CastPolicy
 from amp_checks.families.ops.entry import overload
-from amp_checks.families.ops.inputs import Plan, make, map_leaves
-from amp_checks.families.ops.rows import COMPLEX, RUN, OpCase
+from amp_checks.families.ops.inputs import FIRST, Draw, Plan, make, map_leaves
+from amp_checks.families.ops.rows import COMPLEX, RUN, SCRATCH, OpCase
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
@@ -26,29 +27,37 @@ CASTABLE = (torch.float32, *LOW)
 """Floating dtypes that autocast touches; it leaves float64, whole numbers and complex numbers alone."""
 
 
+def resolved(path: str) -> Callable[..., Any]:
+    """What is importable under that path: ``torch.nn.functional.linear``."""
+    module, *names = path.split(".")
+    return functools.reduce(getattr, names, importlib.import_module(module))  # type: ignore[return-value]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An op with its inputs: what is called, and with what; ``public``: the function of ``torch`` to call."""
+    """An op with its inputs: what is called, and with what; ``function``: what is called in place of the overload."""
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    public: str = ""
+    function: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, row: OpCase, backend: Backend, plan: Plan = Plan.FLOAT32) -> Call:
+    def of(cls, row: OpCase, backend: Backend, plan: Plan = Plan.FLOAT32, drawn: Draw = FIRST) -> Call:
         """The row's call with new inputs, the same each time, for the backend's device under a dtype plan."""
         overload(row.id)  # an op that does not exist is the table's fault, not an exception of the code under test
         args, kwargs = make(
-            (row.args, row.kwargs), plan=plan, low=backend.low_dtype, device=backend.device_type, seed=row.id
+            (row.args, row.kwargs),
+            plan=plan,
+            low=backend.low_dtype,
+            device=backend.device_type,
+            seed=row.id,
+            drawn=drawn,
         )
-        return cls(name=row.id, args=args, kwargs=kwargs, public=row.call)
+        return cls(name=row.id, args=args, kwargs=kwargs, function=resolved(row.call) if row.call else None)
 
     def run(self) -> Any:
-        function: Any = overload(self.name)
-        if self.public:
-            function = functools.reduce(getattr, self.public.split("."), torch)
-        return function(*self.args, **self.kwargs)
+        return (self.function or overload(self.name))(*self.args, **self.kwargs)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -112,4 +121,4 @@ def run_dtype(policy: CastPolicy, dtypes: Sequence[torch.dtype], low: torch.dtyp
 def output_names(case: OpCase, ran_in: torch.dtype) -> tuple[str, ...]:
     """The dtypes of the row's outputs, by name, where the op ran in that dtype."""
     meaning = {RUN: dtype_name(ran_in), COMPLEX: dtype_name(ran_in.to_complex())}
-    return tuple(meaning.get(name, name) for name in case.outputs)
+    return tuple(meaning.get(name, name) for name in case.outputs if name != SCRATCH)

@@ -30,6 +30,18 @@ class Values(enum.StrEnum):
     """Uniform over -0.9 to 0.9."""
     WEIGHT = "weight"
     """Uniform over -0.5 to 0.5, about as torch draws the weights of a small cell: larger ones close its gates."""
+    NEAR_ONE = "near_one"
+    """Uniform over 0.75 to 1.25: products of many stay within what float16 holds."""
+    SPREAD = "spread"
+    """Normal, each column larger than the one before."""
+    SEPARATED = "separated"
+    """An upper triangular matrix with a diagonal near 1, 2, 3 and so on: its eigenvalues, in any precision in order."""
+    REFLECTOR = "reflector"
+    """Uniform over 1.5 to 2: factors of Householder reflections that are far from singular."""
+    EIGHTHS = "eighths"
+    """Odd multiples of 1/8 between 0 and 1, which every dtype holds: their multiples by 2 are never whole."""
+    GRID = "grid"
+    """Odd multiples of 1/32 between -1 and 1: coordinates that every dtype holds, and that are on no pixel."""
     SIGN = "sign"
     """-1 or 1."""
     SPD = "spd"
@@ -87,6 +99,26 @@ class Plan(enum.StrEnum):
     DOUBLE_FIRST = "float64 then float32"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One of the draws of a row's values.
+
+    Attributes:
+        number: 0 for the first; each number gives other values.
+        factor: what the values of floating tensors are multiplied by, signs (`Values.SIGN`) apart.
+    """
+
+    number: int = 0
+    factor: float = 1.0
+
+    def seed(self, name: str) -> str:
+        """The seed of that name in this draw."""
+        return f"{name} draw {self.number}" if self.number else name
+
+
+FIRST = Draw()
+
+
 PLAN_NAMES: dict[Plan, tuple[str, str]] = {
     Plan.FLOAT32: ("float32", "float32"),
     Plan.LOW: ("low", "low"),
@@ -123,7 +155,7 @@ def tensors(structure: Any) -> Iterator[T]:
         yield from tensors(tuple(structure.values()))
 
 
-def make(structure: Any, *, plan: Plan, low: torch.dtype, device: str, seed: str) -> Any:
+def make(structure: Any, *, plan: Plan, low: torch.dtype, device: str, seed: str, drawn: Draw = FIRST) -> Any:
     """The structure with each `T` made into a tensor on ``device``; the same values under every plan and
     device.
 
@@ -140,7 +172,10 @@ def make(structure: Any, *, plan: Plan, low: torch.dtype, device: str, seed: str
         else:
             dtype = getattr(torch, spec.dtype)
         position += 1
-        made = draw(spec, seed=f"{seed} {position}").to(dtype=dtype, device=device)
+        values = draw(spec, seed=drawn.seed(f"{seed} {position}"))
+        if spec.dtype is None and spec.draw is not Values.SIGN:
+            values = values * drawn.factor
+        made = values.to(dtype=dtype, device=device)
         # Named tensors are gone from torch 2.13 on, and from its type stubs.
         return getattr(made, "refine_names")(*spec.names) if spec.names else made  # noqa: B009
 
@@ -170,6 +205,12 @@ def draw(spec: T, *, seed: str, salted: bool = True) -> torch.Tensor:
         Values.UNIT: lambda: 0.05 + 0.9 * uniform,
         Values.SIGNED_UNIT: lambda: 1.8 * uniform - 0.9,
         Values.WEIGHT: lambda: uniform - 0.5,
+        Values.NEAR_ONE: lambda: 0.75 + 0.5 * uniform,
+        Values.SEPARATED: lambda: torch.diag(1.0 + torch.arange(spec.shape[-1])) + 0.1 * torch.triu(normal),
+        Values.REFLECTOR: lambda: 1.5 + 0.5 * uniform,
+        Values.EIGHTHS: lambda: ((4 * uniform).floor().clamp(0, 3) * 2 + 1) / 8,
+        Values.SPREAD: lambda: normal + 3.0 * torch.arange(spec.shape[-1]),
+        Values.GRID: lambda: ((32 * uniform).floor().clamp(0, 31) * 2 - 31) / 32,
         Values.SIGN: lambda: torch.where(normal > 0, 1.0, -1.0),
         Values.SPD: lambda: _spd(normal),
         Values.REGULAR: lambda: _regular(normal),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from amp_checks.core import DEVICE_TYPES, CastPolicy
@@ -15,6 +16,8 @@ RUN = "run"
 """An output in the dtype in which the op ran."""
 COMPLEX = "complex"
 """An output in the complex dtype of that precision."""
+SCRATCH = "scratch"
+"""An output of memory that means nothing to the caller."""
 
 PRODUCTS_INSIDE = "a composite: without a rule of its own, the listed ops inside it are cast"
 MEMORY_INSIDE = "its code reads the memory of a tensor, which an emulated one does not have"
@@ -26,6 +29,12 @@ POSITIVE = Values.POSITIVE
 UNIT = Values.UNIT
 SIGNED = Values.SIGNED_UNIT
 WEIGHT = Values.WEIGHT
+NEAR_ONE = Values.NEAR_ONE
+SPREAD = Values.SPREAD
+SEPARATED = Values.SEPARATED
+REFLECTOR = Values.REFLECTOR
+EIGHTHS = Values.EIGHTHS
+GRID = Values.GRID
 SIGN = Values.SIGN
 SPD = Values.SPD
 REGULAR = Values.REGULAR
@@ -45,9 +54,9 @@ class OpCase(Row):
     Attributes:
         id: the overload as the dispatcher names it, without ``aten::``: ``mm``, ``softmax.int``.
         args, kwargs: its inputs, with `T` where a tensor stands.
-        outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, or a dtype's name.
+        outputs: dtype of each tensor that it returns: `RUN`, `COMPLEX`, `SCRATCH`, or a dtype's name.
         enters: the overload that the rule calls, where it is another one (``fp32_append_dtype``).
-        call: the public function, from ``torch``, to call instead of the overload: named tensors cannot be
+        call: the public function, by its path, to call instead of the overload: named tensors cannot be
             handed to an overload, nor to a kernel in Python, so an op with names is not looked at at its
             entry.
         no_gradient: why it has no gradient to check; empty where it has one.
@@ -55,11 +64,14 @@ class OpCase(Row):
         only: device types, or backends by their id, that have a kernel for it; all where empty. Elsewhere
             its rule is seen at its entry alone (`EntryCase`).
         free_phase: its outputs are vectors with a free sign or phase; their magnitudes are compared with
-            float64's.
+            float64's, and the gradients of the squares of these.
         device_only: why not even its rule runs without the device; its registration alone is held there.
         listed_only: why it has a row only where it has a rule; empty where it also stands for an unlisted op
             elsewhere.
-        noise: the name of its error bound in `amp_checks.families.ops.error.BOUNDS`.
+        wide: the factor that takes its inputs to where bfloat16 gives what float16 cannot: by default so near zero that
+            float16 has nothing left; a large one where such inputs all give the same.
+        noise: the name of its error bounds in `amp_checks.families.ops.error`, those of ``rounding`` where it has none.
+        reference: what computes it in float64, where the overload does not itself.
     """
 
     family: ClassVar[str] = "ops"
@@ -76,7 +88,9 @@ class OpCase(Row):
     free_phase: bool = False
     device_only: str = ""
     listed_only: str = ""
+    wide: float = 2.0**-26
     noise: str = "rounding"
+    reference: Callable[..., Any] | None = None
 
     def _has_kernel(self, backend: Backend) -> bool:
         return not backend.emulated and not {backend.device_type, backend.id}.isdisjoint(self.only)

@@ -15,8 +15,8 @@ from amp_checks.core import CastPolicy, Finding, NotEmulated, Raised, SuiteError
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
-from amp_checks.families.ops.inputs import Plan, tensors
-from amp_checks.families.ops.rows import OpCase
+from amp_checks.families.ops.inputs import FIRST, Draw, Plan, tensors
+from amp_checks.families.ops.rows import SCRATCH, OpCase
 from amp_checks.records import cast_policy
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import dtype_name
@@ -66,6 +66,14 @@ def in_region(call: Call, backend: Backend, *, lacks: bool = False) -> Outcome:
         return outcome(call.run, lacks=lacks)
 
 
+def without_scratch(case: OpCase, found: Outcome) -> Outcome:
+    """What the row gave, without outputs that mean nothing."""
+    if SCRATCH not in case.outputs or found.error is not None:
+        return found
+    kept = tuple(t for t, name in zip(found.tensors, case.outputs, strict=True) if name != SCRATCH)
+    return dataclasses.replace(found, tensors=kept)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """A row under a dtype plan on a backend; each of its results is computed once, when it is first asked for.
@@ -73,12 +81,14 @@ class Trial:
     Attributes:
         case, backend, plan: what is tried.
         given: keywords that the user gives besides the row's own.
+        drawn: which of the draws of the row's values.
     """
 
     case: OpCase
     backend: Backend
     plan: Plan = Plan.FLOAT32
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drawn: Draw = FIRST
 
     @property
     def policy(self) -> CastPolicy:
@@ -90,7 +100,7 @@ class Trial:
         return f"cast policy {self.policy} of {self.case.id} on {self.backend.device_type}"
 
     def _call(self) -> Call:
-        call = Call.of(self.case, self.backend, self.plan)
+        call = Call.of(self.case, self.backend, self.plan, self.drawn)
         return dataclasses.replace(call, kwargs={**call.kwargs, **self.given})
 
     @functools.cached_property
@@ -114,7 +124,7 @@ class Trial:
     @functools.cached_property
     def got(self) -> Outcome:
         """What the call gives inside a region."""
-        return in_region(self.call, self.backend, lacks=self.plan is not Plan.FLOAT32)
+        return without_scratch(self.case, in_region(self.call, self.backend, lacks=self.plan is not Plan.FLOAT32))
 
     @functools.cached_property
     def without(self) -> Outcome:
@@ -124,7 +134,12 @@ class Trial:
             SuiteError: a row whose float32 call raises even so, without a reason for it, would pass every check by
                 measuring nothing; says what to change.
         """
-        return self._must_run(outcome(self.expected.run))
+        return self._must_run(without_scratch(self.case, outcome(self.expected.run)))
+
+    @property
+    def reaches(self) -> tuple[Any, ...]:
+        """What the policy lets through to the op: the overload, the dtypes of its tensors, its explicit dtype."""
+        return self.expected.name, *self.expected.dtypes, self.expected.kwargs.get("dtype")
 
     def _must_run(self, found: Outcome) -> Outcome:
         if self.plan is Plan.FLOAT32 and not self.given and found.error is not None and not self.case.fails:
@@ -147,7 +162,11 @@ class Trial:
                 return tensor
             return (tensor if target is None else tensor.to(target)).double()
 
-        return self._call().with_tensors(wide)
+        call = self._reference_call()
+        return dataclasses.replace(call, function=self.case.reference or call.function).with_tensors(wide)
+
+    def _reference_call(self) -> Call:
+        return self._call()
 
     @property
     def comparable(self) -> bool:
@@ -196,9 +215,9 @@ class Trial:
 
     def at_entry(self, *, stop: bool) -> Iterator[Finding]:
         """In a region, what the policy promises reaches the op's own entry; ``stop``: no kernel runs."""
-        name = self.expected.name
+        name, call = self.expected.name, self.call
         with entries(name, stop=stop) as seen:
-            got = in_region(self.call, self.backend, lacks=True)
+            got = in_region(call, self.backend, lacks=True)
         first = seen[0] if seen else None
         yield exact(
             f"{self.plan}: dtypes at the entry of {name}",
@@ -222,7 +241,7 @@ class GradientTrial(Trial):
     @functools.cached_property
     def got(self) -> Outcome:
         """Gradients through a region; the backward pass runs outside of it."""
-        return self._gradients(self.call, around=self.backend.region)
+        return self._gradients(self.call, around=self.backend.region, lacks=self.plan is not Plan.FLOAT32)
 
     @functools.cached_property
     def without(self) -> Outcome:
@@ -240,6 +259,7 @@ class GradientTrial(Trial):
         *,
         prepare: Callable[[Call], Call] = lambda call: call,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        lacks: bool = False,
     ) -> Outcome:
         """One gradient per leaf, of outputs weighted by fixed numbers; an empty tensor for a leaf that has none."""
         specs = tensors((self.case.args, self.case.kwargs))
@@ -258,19 +278,22 @@ class GradientTrial(Trial):
             with around():
                 outputs = prepare(made).run()
             roots = [out for out in tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
-            found = torch.autograd.grad(roots, leaves, _weights(roots), allow_unused=True)
+            if self.case.free_phase:
+                roots = [root.abs().square() for root in roots]
+            found = torch.autograd.grad(roots, leaves, self._weights(roots), allow_unused=True)
             return [torch.empty(0) if gradient is None else gradient for gradient in found]
 
-        return outcome(forward_and_backward)
+        return outcome(forward_and_backward, lacks=lacks)
 
-
-def _weights(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    weights = []
-    for index, output in enumerate(outputs):
-        weight = randn(*output.shape, 2, seed=f"weights {index}").bfloat16().float()
-        made = torch.view_as_complex(weight) if output.is_complex() else weight[..., 0]
-        weights.append(made.to(device=output.device, dtype=output.dtype))
-    return weights
+    def _weights(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Numbers that the backend's low dtype holds, and with float16 bfloat16 does not."""
+        weights = []
+        for index, output in enumerate(outputs):
+            drawn = randn(*output.shape, 2, seed=self.drawn.seed(f"weights {index}")) * self.drawn.factor
+            weight = drawn.to(self.backend.low_dtype).float()
+            made = torch.view_as_complex(weight) if output.is_complex() else weight[..., 0]
+            weights.append(made.to(device=output.device, dtype=output.dtype))
+        return weights
 
 
 def unnamed(tensor: torch.Tensor) -> torch.Tensor:

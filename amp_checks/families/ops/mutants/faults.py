@@ -16,7 +16,6 @@ from amp_checks.families.ops.explicit import CASTABLE
 from amp_checks.families.ops.inputs import map_leaves
 from amp_checks.torch_api import private
 from amp_checks.torch_api.backend import Backend
-from amp_checks.torch_api.dtypes import LOW
 
 Plant = Callable[[Backend], AbstractContextManager[Backend]]
 Rule = Callable[[Backend], Callable[..., Any] | None]
@@ -128,54 +127,6 @@ def refusing(text: str) -> Rule:
         return kernel
 
     return rule
-
-
-def with_kernel(op: str, spoil: Callable[[torch.Tensor, Backend], torch.Tensor]) -> Plant:
-    """The device's own kernel of a leaf op made faulty for 16-bit inputs, with autocast and without.
-
-    It computes in float32, rounds once and is then spoilt; other dtypes keep their results.
-    """
-
-    @contextmanager
-    def plant(backend: Backend) -> Iterator[Backend]:
-        device = "CPU" if backend.emulated else backend.device_type.upper()
-        formula = FORMULAS[op]
-
-        def kernel(*args: Any) -> Any:
-            given = args[0].dtype
-            if given not in LOW:
-                return formula(*args)
-            wide = cast(args, torch.float32)
-            return map_leaves(lambda t: spoil(t.to(given), backend), formula(*wide), torch.Tensor)
-
-        with private.kernel(op, device, kernel):
-            yield backend
-
-    return plant
-
-
-def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.where(x > 0, x, x * weight)
-
-
-def _prelu_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.where(x > 0, gradient, gradient * weight), torch.where(x > 0, 0.0, gradient * x)
-
-
-FORMULAS: dict[str, Callable[..., Any]] = {"_prelu_kernel": _prelu, "_prelu_kernel_backward": _prelu_backward}
-"""What the leaf ops whose kernels are made faulty compute."""
-
-
-def one_element_wrong(result: torch.Tensor, _: Backend) -> torch.Tensor:
-    """The largest value of a result a tenth too large."""
-    flat = result.reshape(-1).clone()
-    flat[flat.abs().argmax()] *= 1.1
-    return flat.reshape(result.shape)
-
-
-def through_bfloat16(result: torch.Tensor, _: Backend) -> torch.Tensor:
-    """float16 that holds only what bfloat16 can."""
-    return result.bfloat16().to(result.dtype)
 
 
 def with_autocast(factory: Callable[[Backend], Any]) -> Plant:

@@ -13,7 +13,7 @@ from typing import Any
 
 from amp_checks.core import CastPolicy
 from amp_checks.families.ops import sweep
-from amp_checks.families.ops.mutants import faults, regions
+from amp_checks.families.ops.mutants import faults, kernels, regions
 from amp_checks.families.ops.mutants.every_edit import edit_every_node
 from amp_checks.families.ops.mutants.every_rule import break_every_rule
 from amp_checks.records import cast_policy
@@ -146,31 +146,6 @@ RESULTS = (
         "gradients through mm inside a region are two units of the last place too large",
         (GRADIENT_VALUES,),
         _LOWER,
-    ),
-)
-
-KERNELS = (
-    _fault(
-        id="kernel-one-element-wrong",
-        fault="the 16-bit kernel gets one value a tenth too large",
-        plant=faults.with_kernel("_prelu_kernel", faults.one_element_wrong),
-        case="prelu",
-        killed_by=(ERROR,),
-    ),
-    _fault(
-        id="kernel-bfloat16-passed-off",
-        fault="the float16 kernel computes in bfloat16",
-        plant=faults.with_kernel("_prelu_kernel", faults.through_bfloat16),
-        case="prelu",
-        killed_by=(ERROR,),
-        applies=_float16,
-    ),
-    _fault(
-        id="gradient-kernel-one-element-wrong",
-        fault="the 16-bit kernel of the backward pass gets one value a tenth too large",
-        plant=faults.with_kernel("_prelu_kernel_backward", faults.one_element_wrong),
-        case="prelu",
-        killed_by=(GRADIENT_ERROR,),
     ),
 )
 
@@ -343,7 +318,12 @@ DATABASE = _fault(
     full=True,
 )
 
-MUTANTS: tuple[Mutant, ...] = (*(*RULES, *RESULTS, *KERNELS, *REGIONS, *LISTS, *VARIANTS), *regions.MUTANTS, DATABASE)
+MUTANTS: tuple[Mutant, ...] = (
+    *(*RULES, *RESULTS, *REGIONS, *LISTS, *VARIANTS),
+    *kernels.MUTANTS,
+    *regions.MUTANTS,
+    DATABASE,
+)
 
 BULK = (edit_every_node, break_every_rule)
 """More faults for the self-test: every edit of torch's code for autocast, every rule of every device type."""

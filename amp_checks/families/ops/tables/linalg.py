@@ -8,22 +8,25 @@ from amp_checks.families.ops.rows import (
     LOWER,
     POSITIVE,
     PRODUCTS_INSIDE,
+    REFLECTOR,
     REGULAR,
     RUN,
+    SEPARATED,
     SPD,
     SUBCLASS_INSIDE,
+    WEIGHT,
     op,
     x,
 )
 
 _SQUARE = x(5, 5, draw=REGULAR)
+_SEPARATED = x(5, 5, draw=SEPARATED)
 _TALL = x(6, 4, draw=REGULAR)
 _SPD = x(5, 5, draw=SPD)
 _LOWER = x(5, 5, draw=LOWER)
 _PIVOTS = fixed(5, values=(1, 2, 3, 4, 5), dtype="int32")
 DECOMPOSITION = "decomposition"
 _RANK = "a whole number"
-_PHASE = "its gradient is defined only where the result does not depend on a free phase or sign"
 _BLOCK = T((2, 2, 4), Values.INTEGERS, values=(2, 0, 0.25, 0, 0, 1, 0, 0.5, 0.5, 0, 3, 0, 0, 0.25, 0, 1.5))
 
 FACTORS = (
@@ -32,19 +35,19 @@ FACTORS = (
     op("geqrf", _TALL, outputs=(RUN, RUN), no_gradient="torch has no derivative of it"),
     op("linalg_cholesky", _SPD),
     op("linalg_cholesky_ex", _SPD, outputs=(RUN, "int32")),
-    op("linalg_eig", _SQUARE, outputs=(COMPLEX, COMPLEX), no_gradient=_PHASE, free_phase=True, noise=DECOMPOSITION),
-    op("linalg_eigh", _SPD, outputs=(RUN, RUN), no_gradient=_PHASE, free_phase=True, noise=DECOMPOSITION),
-    op("linalg_eigvals", _SQUARE, outputs=(COMPLEX,), noise=DECOMPOSITION),
+    op("linalg_eig", _SEPARATED, outputs=(COMPLEX, COMPLEX), free_phase=True, noise=DECOMPOSITION),
+    op("linalg_eigh", _SPD, outputs=(RUN, RUN), free_phase=True, noise=DECOMPOSITION),
+    op("linalg_eigvals", _SEPARATED, outputs=(COMPLEX,), noise=DECOMPOSITION),
     op("linalg_eigvalsh", _SPD, listed_only=SUBCLASS_INSIDE, noise=DECOMPOSITION),
-    op("linalg_householder_product", x(6, 4), x(4, draw=POSITIVE), noise=DECOMPOSITION),
+    op("linalg_householder_product", x(6, 4, draw=WEIGHT), x(4, draw=REFLECTOR), noise=DECOMPOSITION),
     op("linalg_matrix_sqrth", _SPD, noise=DECOMPOSITION),
     op("linalg_qr", _TALL, outputs=(RUN, RUN)),
-    op("linalg_svd", _TALL, False, outputs=(RUN, RUN, RUN), no_gradient=_PHASE, free_phase=True, noise=DECOMPOSITION),
+    op("linalg_svd", _TALL, False, outputs=(RUN, RUN, RUN), free_phase=True, noise=DECOMPOSITION),
     op("linalg_svdvals", _TALL, listed_only=SUBCLASS_INSIDE, noise=DECOMPOSITION),
-    op("orgqr", x(6, 4), x(4, draw=POSITIVE), noise=DECOMPOSITION),
-    op("ormqr", x(6, 4), x(4, draw=POSITIVE), x(6, 3), noise=DECOMPOSITION),
+    op("orgqr", x(6, 4, draw=WEIGHT), x(4, draw=REFLECTOR), noise=DECOMPOSITION),
+    op("ormqr", x(6, 4, draw=WEIGHT), x(4, draw=REFLECTOR), x(6, 3), noise=DECOMPOSITION),
     op("qr", _TALL, outputs=(RUN, RUN)),
-    op("svd", _TALL, outputs=(RUN, RUN, RUN), no_gradient=_PHASE, free_phase=True, noise=DECOMPOSITION),
+    op("svd", _TALL, outputs=(RUN, RUN, RUN), free_phase=True, noise=DECOMPOSITION),
 )
 
 SOLVERS = (

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from amp_checks.families.ops.inputs import T, fixed
-from amp_checks.families.ops.rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SIGNED, WEIGHT, op, x
+from amp_checks.families.ops.rows import NAMES, POSITIVE, PRODUCTS_INSIDE, RUN, SCRATCH, WEIGHT, op, x
+from amp_checks.families.ops.tables.spatial import SAMPLED
 
 
 def _weights(rows: int) -> tuple[T, ...]:
@@ -15,6 +20,13 @@ _LSTM = (x(16, 8), [x(16, 3), x(16, 3)], *_weights(12))
 _IMAGE, _FILTER, _BIAS = x(2, 3, 8, 8), x(5, 3, 3, 3), x(5)
 _FLASH = (x(1, 2, 8, 16), x(1, 2, 8, 16), x(1, 2, 8, 16))
 _MKLDNN = (x(5, 2, 8), x(16, 8), x(16, 4), x(16), x(16), x(1, 2, 4), x(1, 2, 4))
+
+
+def _lstm_layer(x: Any, *given: Any) -> Any:
+    """What `mkldnn_rnn_layer` computes for `_MKLDNN`, its workspace apart: oneDNN has no float64."""
+    *weights, hidden, cell = given[:6]
+    return torch.lstm(x, (hidden, cell), weights, True, 1, 0.0, False, False, False)
+
 
 PRODUCTS = (
     op("_addmm_activation", x(6), x(4, 8), x(8, 6), no_gradient="torch has no derivative of it"),
@@ -68,9 +80,11 @@ CELLS = (
     op(
         "mkldnn_rnn_layer",
         *(*_MKLDNN, False, [], 2, 4, 1, True, False, False, False),
-        outputs=(RUN, RUN, RUN, RUN),
+        outputs=(RUN, RUN, RUN, SCRATCH),
         no_gradient="its backward needs a workspace that only training=True makes",
         only=("cpu",),
+        reference=_lstm_layer,
+        noise="chain",
         fails="oneDNN has 16-bit LSTMs only for processors with 16-bit matrix instructions",
     ),
     op(
@@ -84,7 +98,7 @@ CELLS = (
 )
 
 ATTENTION = (
-    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8)),
+    op("scaled_dot_product_attention", x(2, 2, 5, 8), x(2, 2, 6, 8), x(2, 2, 6, 8), noise="cancelling"),
     op(
         "_scaled_dot_product_flash_attention",
         *_FLASH,
@@ -96,6 +110,7 @@ ATTENTION = (
         *(x(2, 5, 8), x(2, 5, 8), x(2, 5, 8), 8, 2, x(24, 8), x(24), x(8, 8), x(8)),
         outputs=(RUN, RUN),
         no_gradient="an inference-only kernel",
+        noise="chain",
     ),
 )
 
@@ -108,12 +123,12 @@ PROMOTED = (
     op("cross", x(4, 3), x(4, 3), 1),
     # One number: terms that cancel would leave nothing to measure against.
     op("dot", x(8, draw=POSITIVE), x(8, draw=POSITIVE)),
-    op("grid_sampler", x(2, 3, 6, 6), x(2, 4, 4, 2, draw=SIGNED), 0, 0, False),
+    op("grid_sampler", *SAMPLED, 0, 0, False),
     op("index_copy", x(4, 5), 0, fixed(2, values=(0, 2)), x(2, 5)),
     op(
         "index_copy.dimname",
         *(x(4, 5, names=("A", "B")), "A", fixed(2, values=(0, 2)), x(2, 5, names=("A", "B"))),
-        call="index_copy",
+        call="torch.index_copy",
         fails="torch does not support the name of a dimension there yet, with autocast or without",
         device_only=NAMES,
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_checks.families.ops.inputs import fixed
 from amp_checks.families.ops.rows import LOG_SOFTMAX, POSITIVE, SIGN, UNIT, OpCase, x
+from amp_checks.families.ops.tables.spatial import SAMPLED
 from amp_checks.families.ops.variants import SpellingCase
 
 _F = "torch.nn.functional"
@@ -77,7 +78,7 @@ _WRITTEN: tuple[tuple[str, str, tuple[Any, ...] | None, dict[str, Any]], ...] = 
     ("torch.addcmul", "addcmul", None, {}),
     ("torch.atan2", "atan2", None, {}),
     ("torch.dot", "dot", None, {}),
-    ("torch.nn.functional.grid_sample", "grid_sampler", (x(2, 3, 6, 6), x(2, 4, 4, 2)), {"align_corners": False}),
+    ("torch.nn.functional.grid_sample", "grid_sampler", SAMPLED, {"align_corners": False}),
     ("torch.nn.functional.avg_pool3d", "avg_pool3d", (x(1, 2, 4, 4, 4), 2), {}),
     ("torch.nn.functional.max_pool3d", "max_pool3d", (x(1, 2, 4, 4, 4), 2), {}),
     ("torch.trace", "trace", None, {}),
@@ -94,6 +95,5 @@ _WRITTEN: tuple[tuple[str, str, tuple[Any, ...] | None, dict[str, Any]], ...] = 
 def spellings(overloads: dict[str, OpCase]) -> tuple[SpellingCase, ...]:
     """A case for each spelling of an overload in the table."""
     return tuple(
-        SpellingCase(op=overloads[name], path=path, args=args, kwargs=kwargs, full=True)
-        for path, name, args, kwargs in _WRITTEN
+        SpellingCase(op=overloads[name], path=path, args=args, kwargs=kwargs) for path, name, args, kwargs in _WRITTEN
     )
