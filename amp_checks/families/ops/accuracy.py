@@ -53,10 +53,10 @@ def against_float64(trial_of: TrialOf, what: str, *, outcomes: bool = True) -> I
 
 
 def _of_plan(trial_of: TrialOf, first: Trial, what: str) -> Iterator[Finding]:
-    units = [error.unit_of(first.ran_in, tensor) for tensor in first.got.tensors]
+    unit = first.unit
     smallest = min((tensor.numel() for tensor in first.got.tensors if tensor.numel()), default=0)
     trials = [first]
-    if any(unit in LOW for unit in units):
+    if unit in LOW:
         trials += [trial_of(first.plan, drawn) for drawn in draws_after_first(first, smallest)]
     for trial in trials:
         if trial.reference.error is not None:
@@ -64,7 +64,7 @@ def _of_plan(trial_of: TrialOf, first: Trial, what: str) -> Iterator[Finding]:
         if trial.got.error is not None:
             yield exact(f"{what}: outcome of {trial.drawn}", actual=trial.got.error, expected=None, why=first.why)
             return
-    for index, unit in enumerate(units):
+    for index in range(len(first.got.tensors)):
         pairs = [_pair(trial, index) for trial in trials]
         judged = error.judged(pairs, unit=unit, noise=first.case.noise, gradient=what.endswith("gradient"))
         for where, ratio, bound in judged:

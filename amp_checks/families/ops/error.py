@@ -80,13 +80,6 @@ SINGLE: dict[str, tuple[Threshold, Threshold]] = {
 """
 
 
-def unit_of(ran_in: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
-    """The dtype whose eps is the unit: the coarser of the one in which the op ran and the one of the tensor itself."""
-    own = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-    known = [dtype for dtype in (ran_in, own) if dtype is not None and dtype.is_floating_point]
-    return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-
-
 def judged(
     pairs: Sequence[Pair], *, unit: torch.dtype, noise: str, gradient: bool
 ) -> Iterator[tuple[str, float, Threshold]]:

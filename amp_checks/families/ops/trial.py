@@ -15,7 +15,7 @@ from amp_checks.core import CastPolicy, Finding, NotEmulated, Raised, SuiteError
 from amp_checks.families.ops import explicit
 from amp_checks.families.ops.entry import entries
 from amp_checks.families.ops.explicit import Call
-from amp_checks.families.ops.inputs import FIRST, Draw, Plan, tensors
+from amp_checks.families.ops.inputs import FIRST, Draw, Plan, dtype_in, tensors
 from amp_checks.families.ops.rows import SCRATCH, OpCase
 from amp_checks.records import cast_policy
 from amp_checks.torch_api.backend import Backend
@@ -120,6 +120,11 @@ class Trial:
     def ran_in(self) -> torch.dtype | None:
         """The dtype in which the op runs in a region; None where its inputs alone decide."""
         return explicit.run_dtype(self.policy, self.call.dtypes, self.backend.low_dtype)
+
+    @property
+    def unit(self) -> torch.dtype:
+        """The dtype whose eps is the unit of errors: that in which the op must run, whatever it does run in."""
+        return self.ran_in or dtype_in(self.plan, 0, self.backend.low_dtype)
 
     @functools.cached_property
     def got(self) -> Outcome:
@@ -236,7 +241,13 @@ class Trial:
 
 
 class GradientTrial(Trial):
-    """The same of gradients: those of the row's differentiable float32 inputs, made leaves."""
+    """The same of gradients: those of the row's differentiable inputs, made leaves."""
+
+    @property
+    def unit(self) -> torch.dtype:
+        """That of the leaves, where it is coarser: gradients are rounded to it."""
+        leaves = dtype_in(self.plan, 0, self.backend.low_dtype)
+        return max(super().unit, leaves, key=lambda dtype: torch.finfo(dtype).eps)
 
     @functools.cached_property
     def got(self) -> Outcome:

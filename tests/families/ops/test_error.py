@@ -91,11 +91,16 @@ def test_half_the_distance_of_numbers_next_to_zero_is_no_error() -> None:
     assert error.errors_of([(tiny.bfloat16(), tiny)], unit=torch.bfloat16) == (0.0, 0.0)
 
 
-def test_the_unit_is_the_coarser_dtype() -> None:
-    assert error.unit_of(torch.float32, torch.ones(1).bfloat16()) is torch.bfloat16
-    assert error.unit_of(torch.float16, torch.ones(1)) is torch.float16
-    assert error.unit_of(None, torch.ones(1, dtype=torch.complex64)) is torch.float32
-    assert error.unit_of(torch.float16, torch.ones(1, dtype=torch.int64)) is torch.float16
+def test_the_unit_is_that_in_which_the_op_must_run_and_of_gradients_the_coarser() -> None:
+    def units(name: str, plan: Plan) -> tuple[torch.dtype, torch.dtype]:
+        row = OVERLOADS[name]
+        with DEFAULT[2].activate():
+            return Trial(row, DEFAULT[2], plan).unit, GradientTrial(row, DEFAULT[2], plan).unit
+
+    assert units("mm", Plan.FLOAT32) == (torch.float16, torch.float16)
+    assert units("dot", Plan.FLOAT32) == (torch.float32, torch.float32)
+    assert units("dot", Plan.LOW) == (torch.float16, torch.float16)
+    assert units("softmax.int", Plan.LOW) == (torch.float32, torch.float16)
 
 
 @pytest.mark.parametrize(("backend", "last"), [(DEFAULT[0], 1.0), (DEFAULT[1], 2.0**-26)], ids=["float16", "bfloat16"])
