@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from amp_checks.audit.probes.recorder import Recorder
-from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching import readable, scaling
 from amp_checks.audit.watching.places import line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
@@ -120,15 +120,15 @@ class SourceRecorder(Recorder[Sources]):
         backward = self._run.backward_depth > 0
         if not backward and torch.is_grad_enabled():
             self._places.setdefault(private.latest_node_number(), (self._run.module, user_frame()))
-        inputs = [value for value in _tensors((args, tuple(kwargs.values()))) if value.is_floating_point()]
+        inputs = [value for value in _tensors((args, tuple(kwargs.values()))) if _is_real_or_complex(value)]
         sources = before + inputs[1:] if before else inputs
-        outputs = [value for value in _tensors((out,)) if value.is_floating_point()]
+        outputs = [value for value in _tensors((out,)) if _is_real_or_complex(value)]
         if private.is_mutating(func):
             outputs += inputs[:1]
         elif "batch_norm" in func.name():
             outputs += inputs[1:]  # running statistics, which its schema does not own up to
         for tensor in outputs:
-            if tensor.numel() and not bool(tensor.isfinite().all()):
+            if not readable.is_finite(tensor):
                 key = _key(tensor)
                 if key is not None:
                     self._sources[key] = (self._whence(func, args, kwargs, tensor, sources, inputs, backward), tensor)
@@ -145,8 +145,8 @@ class SourceRecorder(Recorder[Sources]):
         inputs: list[Tensor],
         backward: bool,
     ) -> Source:
-        has_nan = bool(out.isnan().any())
-        bad = [value for value in sources if value.numel() and not bool(value.isfinite().all())]
+        has_nan = _has_nan(out)
+        bad = [value for value in sources if not readable.is_finite(value)]
         constants = [value for value in _numbers((*args, *kwargs.values())) if not math.isfinite(value)]
         if not bad and not constants and (inputs or _is_op_on_numbers(args)):
             return self._born(func, sources, has_nan, backward)
@@ -156,7 +156,7 @@ class SourceRecorder(Recorder[Sources]):
             known.given = self._given(bad)
             known.deliberate = not bad or (known.given is not None and known.value == "inf")
             return known
-        if has_nan and not any(bool(value.isnan().any()) for value in bad):
+        if has_nan and not any(map(_has_nan, bad)):
             if known.deliberate:
                 return self._born(func, sources, has_nan, backward)
             if known.nan_by is None:
@@ -173,16 +173,17 @@ class SourceRecorder(Recorder[Sources]):
             return None
         batch = training.batches[self._step] if self._step < len(training.batches) else ()
         in_batch = _key(found) in {_key(value) for value in scaling.tensors(batch)}
-        count = int((~found.isfinite()).sum())
+        values = readable.values(found)
+        count = int((~values.isfinite()).sum()) if values is not None else 0
         shape = "x".join(map(str, found.shape)) or "scalar"
-        value = "NaN" if bool(found.isnan().any()) else "infinite"
+        value = "NaN" if _has_nan(found) else "infinite"
         name = f"batch {self._step}" if in_batch else "a tensor made outside of the step"
         return f"{name}, {dtype_name(found.dtype)} {shape}, of which {count} elements are {value}"
 
     def _born(self, func: Any, sources: list[Tensor], has_nan: bool, backward: bool) -> Source:
         module, place = self._place(backward)
-        finite = [value.detach().double().abs() for value in sources if value.numel() and value.dim() >= 0]
-        finite = [value[value.isfinite()] for value in finite]
+        read = [values.double().abs() for value in sources if (values := readable.values(value)) is not None]
+        finite = [value[value.isfinite()] for value in read]
         finite = [value for value in finite if value.numel()]
         return Source(
             order=self._order,
@@ -238,6 +239,15 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors(value)
     return found
+
+
+def _is_real_or_complex(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    values = readable.values(tensor)
+    return values is not None and bool(values.isnan().any())
 
 
 def _numbers(values: Any) -> list[float]:

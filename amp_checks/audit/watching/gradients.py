@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from amp_checks.audit.watching import readable
 from amp_checks.torch_api import private
 
 
@@ -96,7 +97,7 @@ class Gradient:
     def is_zero(self) -> bool:
         """Whether it is there, and holds nothing but zeros."""
         now = self.parameter.grad
-        return now is not None and not bool((now.coalesce().values() if now.is_sparse else now).any())
+        return now is not None and readable.is_zero(now)
 
     def hold(self, now: torch.Tensor) -> None:
         """Note that this is there."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from amp_checks.audit.watching import manual_scaling
+from amp_checks.audit.watching import manual_scaling, readable
 from amp_checks.audit.watching.events import ManualLossScale, OptimizerStep, SchedulerStep
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.places import called_by_torch, line, user_frame
@@ -58,19 +58,20 @@ class OptimizerWatch:
                 patches.replace(cls, "step", around(self._scheduled))
 
     def number(self, optimizer: Any) -> int:
-        """Which optimizer it is, in the order in which they were made."""
+        """Which optimizer it is, in the order in which they were made; one that wraps another is that other."""
+        groups = getattr(optimizer, "param_groups", None)
         for number, known in enumerate(self.known):
-            if known is optimizer:
+            if known is optimizer or (groups is not None and getattr(known, "param_groups", None) is groups):
                 return number
         self.known.append(optimizer)
         number = len(self.known) - 1
-        self._state.book.know({f"optimizer[{number}].{n}": one for n, one in enumerate(_parameters(optimizer))})
+        self._state.book.know({f"optimizer[{number}].{n}": p for n, p in enumerate(readable.parameters_of(optimizer))})
         return number
 
     def gradients_of(self, optimizer: Any) -> list[Gradient]:
         """The gradients of an optimizer's parameters."""
         self.number(optimizer)
-        return self._state.book.of(_parameters(optimizer))
+        return self._state.book.of(readable.parameters_of(optimizer))
 
     def skipped(self, number: int, found: Sequence[Gradient]) -> None:
         """A scaler has skipped a step."""
@@ -100,7 +101,7 @@ class OptimizerWatch:
         with self._state.quiet_ops():
             result = original(owner, *args, **kwargs)
         is_module = isinstance(owner, torch.nn.Module)
-        for gradient in self._state.book.of(owner.parameters() if is_module else _parameters(owner)):
+        for gradient in self._state.book.of(owner.parameters() if is_module else readable.parameters_of(owner)):
             gradient.reset()
         return result
 
@@ -209,9 +210,10 @@ class OptimizerWatch:
             if gradient.modified:
                 trace.modified.add(gradient.name)
             if gradient.raw is not None:
-                trace.raw_gradients[gradient.name] = gradient.raw.to(device="cpu", dtype=torch.float64, copy=True)
-            value = value.detach().to(device="cpu", dtype=torch.float64, copy=True)
-            value = value.to_dense() if value.layout is not torch.strided else value
+                raw = readable.exact(gradient.raw)
+                trace.raw_gradients |= {gradient.name: raw} if raw is not None else {}
+            if (value := readable.exact(value)) is None:
+                continue
             trace.gradients[gradient.name] = value / scale.double().item() if scale is not None else value
 
     def _after_step(self, optimizer: Any) -> None:
@@ -238,12 +240,9 @@ class OptimizerWatch:
         now = {gradient.name: gradient.parameter for gradient in found}
         for name, before in self._before:
             gradient = now[name].grad
-            there = gradient != 0 if gradient is not None else torch.zeros((), dtype=torch.bool)
+            value = readable.exact(gradient) if gradient is not None else None
+            there = value != 0 if value is not None else torch.zeros((), dtype=torch.bool)
             if count := int(there.sum()):
-                moved = ((now[name] != before) & there).sum().item() / count
+                moved = ((now[name] != before).cpu() & there).sum().item() / count
                 self._state.trace.parameters[name].moved = moved
         self._before.clear()
-
-
-def _parameters(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]

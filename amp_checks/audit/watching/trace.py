@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.events import Event, LossScaled, RegionEntered, ScalerStep
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.places import Place
@@ -148,14 +149,13 @@ class Trace:
 
     def read_state(self, training: Training, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note what became of parameters and buffers."""
-        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for optimizer in optimizers for p in readable.parameters_of(optimizer)}
         for name, parameter in training.named_parameters().items():
             facts = self.parameters.setdefault(name, ParameterFacts(dtype=parameter.dtype))
             facts.trained = id(parameter) in trained
-            facts.finite = bool(parameter.isfinite().all())
+            facts.finite = readable.is_finite(parameter)
         for name, buffer in training.named_buffers().items():
-            finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
-            self.buffers[name] = (buffer.dtype, finite)
+            self.buffers[name] = (buffer.dtype, readable.is_finite(buffer))
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of that kind, in order."""
