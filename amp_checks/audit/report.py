@@ -58,6 +58,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     evidence = Evidence(Runs(case, backend))
     today = datetime.datetime.now(tz=datetime.UTC).date()
     with evidence.runs.active():
+        evidence.runs.settle()
         evidence.check()
         found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
         found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
@@ -96,6 +97,8 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     if trace.scales:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
     skipped = sum(trace.first_real.values())
+    if (settled := evidence.runs.settled) is not None:
+        summary["loss scale at the start"] = f"{settled.start:g}; from the program's own, {settled.own:g}, all was skipped"
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
     if draws_in_16_bits(trace):

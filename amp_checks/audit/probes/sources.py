@@ -33,6 +33,7 @@ class Source:
         value: ``"inf"`` or ``"nan"``.
         inputs: dtypes of its tensors, and the greatest magnitude in them.
         deliberate: an infinite constant that the program wrote (a mask): no fault by itself.
+        of_infinite: whether what came in held infinities, which were meant.
         given: what came in that was not finite already, and no parameter or buffer: data; None where nothing did.
         nan_by: op and line that made a NaN of it, where that was another.
     """
@@ -47,6 +48,7 @@ class Source:
     magnitude: float
     least: float
     deliberate: bool = False
+    of_infinite: bool = False
     given: str | None = None
     nan_by: tuple[str, str | None] | None = None
 
@@ -69,13 +71,17 @@ class Sources:
         return self.loss or self.gradient or next(iter(self.buffers.values()), None)
 
 
-def first_trouble(trace: Trace) -> int | None:
-    """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad."""
+def first_trouble(trace: Trace, exact: Trace) -> int | None:
+    """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad.
+
+    Buffers that are not finite in float32 either are so by design.
+    """
     bad = [step for step, loss in trace.losses if not math.isfinite(loss)]
     bad = bad or [event.step for event in trace.skipped_steps]
     if bad:
         return bad[0]
-    finite = trace.finite and all(finite for _, finite in trace.buffers.values())
+    designed = {name for name, (_, finite) in exact.buffers.items() if not finite}
+    finite = trace.finite and all(finite for name, (_, finite) in trace.buffers.items() if name not in designed)
     return None if finite and all(bool(value.isfinite().all()) for value in trace.gradients.values()) else 0
 
 
@@ -154,7 +160,7 @@ class SourceRecorder(Recorder[Sources]):
         if known is None:
             known = self._born(func, sources, has_nan, backward)
             known.given = self._given(bad)
-            known.deliberate = not bad or (known.given is not None and known.value == "inf")
+            known.deliberate = not bad or known.value == "inf"
             return known
         if has_nan and not any(map(_has_nan, bad)):
             if known.deliberate:
@@ -195,6 +201,7 @@ class SourceRecorder(Recorder[Sources]):
             inputs=tuple(dtype_name(value.dtype) for value in sources),
             magnitude=max((value.max().item() for value in finite), default=math.nan),
             least=min((value.min().item() for value in finite), default=math.nan),
+            of_infinite=any(not bool(value.isfinite().all()) for value in read),
         )
 
     def _place(self, backward: bool) -> tuple[str | None, str | None]:

@@ -197,9 +197,18 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
     """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp
     scale, peaks = trace.first_scale, peaks_of_backward(trace)
-    if scale is None or not peaks or max(peaks) == 0.0:
+    lost = any(not math.isfinite(loss) for _, loss in trace.losses)
+    if scale is None or not peaks or max(peaks) == 0.0 or lost:
         return
-    skipped = len(trace.skipped_steps)
+    skipped, settled = len(trace.skipped_steps), evidence.runs.settled
+    if settled is not None and settled.never:
+        return
+    if settled is not None:
+        yield Found(
+            message=f"backward overflows at loss scale {settled.own:g}, and the case has too few batches for it to settle: it "
+            f"is audited from {settled.start:g} on; no fault, but the steps before train nothing"
+        )
+        return
     if not math.isfinite(max(peaks)):
         if skipped and trace.scales:
             yield Found(

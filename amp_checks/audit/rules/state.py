@@ -42,11 +42,22 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
     if not any(facts.dtype is torch.float32 for facts in evidence.amp.parameters.values()):
         return
     for name, (dtype, _) in evidence.amp.buffers.items():
-        if dtype in LOW:
+        if dtype in LOW and name in evidence.amp.buffers_used and not _is_of_low_module(evidence, name):
             yield Found(
                 message=f"buffer {name} is {dtype_name(dtype)} in a float32 model",
                 module=name.rpartition(".")[0] or name,
             )
+
+
+def _is_of_low_module(evidence: Evidence, buffer: str) -> bool:
+    """Whether the nearest module around it that has parameters has none but 16-bit ones: then so should it be."""
+    path = buffer
+    while "." in path:
+        path = path.rpartition(".")[0]
+        dtypes = {facts.dtype for name, facts in evidence.amp.parameters.items() if name.startswith(f"{path}.")}
+        if dtypes:
+            return dtypes <= set(LOW)
+    return False
 
 
 @rule("counter-in-16-bits", WARNING, remedy="count in integers, accumulate in float32 or float64")
@@ -79,8 +90,10 @@ def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
     """Scale and growth tracker start over: the first steps after a resume are skipped, as they were at first."""
     if not evidence.amp.scaled:
         return
-    for event in evidence.amp.of(CheckpointSaved):
-        if event.optimizer and not event.scaler:
+    saved = evidence.amp.of(CheckpointSaved)
+    with_scaler = {event.step for event in saved if event.scaler}  # maybe in a file of its own
+    for event in saved:
+        if event.optimizer and event.step not in with_scaler:
             yield Found(
                 message="this checkpoint holds an optimizer's state and no scaler's", where=event.where, step=event.step
             )

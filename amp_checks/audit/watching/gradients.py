@@ -33,6 +33,8 @@ class Gradient:
             where there was none.
         stepped, stepped_before: its optimizer stepped, or skipped, since it was last zeroed; so already before the
             backward that runs.
+        stepped_at: the line at which a scaler last did, or None.
+        undone_at: the line at which the program divided it by its loss scale, since its last backward; or None.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
         injected: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
@@ -52,6 +54,8 @@ class Gradient:
     plain: str | None = None
     stepped: bool = False
     stepped_before: bool = False
+    stepped_at: str | None = None
+    undone_at: str | None = None
     updated: bool = False
     carried: bool = False
     injected: bool = False
@@ -68,6 +72,7 @@ class Gradient:
     def reset(self) -> None:
         """It was zeroed, or is gone."""
         self.state, self.scale, self.plain = State.NONE, None, None
+        self.stepped_at = self.undone_at = None
         self.stepped = self.updated = self.carried = self.modified = False
         self.held = self.memory = self.raw = self.before = None
         self.factors = self.multiplied = ()
@@ -85,6 +90,10 @@ class Gradient:
         self.state = State.PLAIN if scale is None else State.SCALED
         if scale is None:
             self.plain = where or ""
+
+    def undone(self, where: str | None) -> None:
+        """The program divided it by its loss scale."""
+        self.state, self.undone_at = State.UNSCALED, where or ""
 
     def was_zeroed(self) -> bool:
         """Whether there is nothing in it, though something else was there when it was last seen."""
@@ -213,5 +222,5 @@ class Book:
                 gradient.plain = gradient.plain or where or ""
             gradient.updated = False
             gradient.hold(now)
-            gradient.factors, gradient.multiplied = factors, ()
+            gradient.factors, gradient.multiplied, gradient.undone_at = factors, (), None
         return onto_unscaled, after_update

@@ -13,7 +13,7 @@ MOVES = frozenset(
     f"aten::{name}"
     for name in (
         "cat", "stack", "clone", "copy_", "index", "index_select", "embedding", "gather", "repeat", "flip", "view",
-        "_unsafe_view", "reshape",
+        "_unsafe_view", "reshape", "_foreach_copy_",
     )
 )  # fmt: skip
 """Ops that change no value: they hand on what another op made."""

@@ -84,11 +84,17 @@ class OptimizerWatch:
             if gradient.parameter.grad is not None and gradient.name in parameters:
                 parameters[gradient.name].skipped += 1
 
-    def stepped(self, found: Sequence[Gradient]) -> None:
-        """A step is over, taken or skipped."""
+    def held(self) -> list[Gradient]:
+        """The gradients that an optimizer may step with: of all parameters, where no optimizer is known."""
+        gradients = self._state.book.gradients
+        own = {id(parameter) for optimizer in self.known for parameter in readable.parameters_of(optimizer)}
+        return [gradient for key, gradient in gradients.items() if key in own or not self.known]
+
+    def stepped(self, found: Sequence[Gradient], where: str | None = None) -> None:
+        """A step is over, taken or skipped; ``where``: by a scaler, at that line."""
         for gradient in found:
             if gradient.parameter.grad is not None:
-                gradient.stepped = True
+                gradient.stepped, gradient.stepped_at = True, where
                 gradient.updated = gradient.carried = False
                 if gradient.state is State.SCALED:
                     gradient.state = State.UNSCALED
@@ -108,7 +114,7 @@ class OptimizerWatch:
     def _scheduled(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         by_user = not called_by_torch()
         result = original(scheduler, *args, **kwargs)
-        if by_user:
+        if by_user and not _follows_a_metric(scheduler):
             optimizer = getattr(scheduler, "optimizer", None)
             number = self.number(optimizer) if optimizer is not None else -1
             real, skipped = self._since_schedule.pop(number, [0, 0])
@@ -157,7 +163,12 @@ class OptimizerWatch:
         state = self._state
         with state.quietly():
             number, found = self.number(optimizer), self.gradients_of(optimizer)
-            if (manual := manual_scaling.found(found)) is not None:
+            self._uses.replaced(found)
+            manual = manual_scaling.found(found)
+            if manual is None and not any(gradient.state is State.PLAIN for gradient in found):  # masters
+                manual = manual_scaling.found(state.book.gradients.values(), copies=True)
+                manual = manual if manual is not None and manual[1] else None
+            if manual is not None:
                 state.emit(ManualLossScale(*state.here(), *manual))
             if not self.in_scaler:
                 self._bypasses(found)
@@ -171,13 +182,17 @@ class OptimizerWatch:
     def _bypasses(self, found: list[Gradient]) -> None:
         """The program steps an optimizer, with gradients that may be a scaler's."""
         state = self._state
-        for gradient in found:
-            if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
+        there = [gradient for gradient in found if gradient.parameter.grad is not None]
+        again = next((one.stepped_at for one in there if one.stepped and one.stepped_at is not None), None)
+        for gradient in there:
+            twice = gradient.stepped and gradient.stepped_at is not None
+            if gradient.state in (State.SCALED, State.UNSCALED) and (twice or not gradient.stepped):
                 state.trace.bypassed.add(gradient.name)
                 gradient.modified = gradient.modified or gradient.state is State.SCALED
-        states = {gradient.state for gradient in found if gradient.parameter.grad is not None}
+        # What the program unscaled by itself it may step with by itself: whether it sees an overflow is tried.
+        states = {gradient.state for gradient in there if gradient.undone_at is None}
         carried = next((gradient.name for gradient in found if gradient.carried), None)
-        state.emit(OptimizerStep(*state.here(), State.SCALED in states, State.UNSCALED in states, carried))
+        state.emit(OptimizerStep(*state.here(), State.SCALED in states, State.UNSCALED in states, carried, again))
 
     def _take(self, optimizer: Any, number: int, found: list[Gradient]) -> None:
         taken = self._taken[number] = self._taken.get(number, 0) + 1
@@ -246,3 +261,8 @@ class OptimizerWatch:
                 moved = ((now[name] != before).cpu() & there).sum().item() / count
                 self._state.trace.parameters[name].moved = moved
         self._before.clear()
+
+
+def _follows_a_metric(scheduler: Any) -> bool:
+    """Whether it counts evaluations, not steps."""
+    return isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)

@@ -53,6 +53,24 @@ def user_frame() -> Place | None:
     return None
 
 
+def user_function() -> int:
+    """Which function of the user's code runs, by a number: that around a comprehension or a lambda, where one does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name[:1] != "<" and _is_judged_user_code(code):
+            return id(code)
+        frame = frame.f_back
+    return 0
+
+
+def _is_judged_user_code(code: CodeType) -> bool:
+    user = _judged.get(code)
+    if user is None:
+        user = _judged[code] = is_user_code(code)
+    return user
+
+
 def called_by_torch() -> bool:
     """Whether torch itself has called the function that `around` has replaced by the one that asks."""
     return sys._getframe(3).f_code.co_filename.startswith(tuple(torch.__path__))

@@ -122,6 +122,8 @@ class Trace:
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
         takes_angles: whether forward took a sine, a cosine or the like.
+        restored_scalers: numbers of the scalers that loaded a state.
+        buffers_used: names of 16-bit buffers that an op used.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
         left_on: device types for which autocast was still on when the run ended.
@@ -145,6 +147,8 @@ class Trace:
     takes_angles: bool = False
     function_products: dict[str, tuple[set[torch.dtype], set[torch.dtype]]] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
+    restored_scalers: set[int] = dataclasses.field(default_factory=set)
+    buffers_used: set[str] = dataclasses.field(default_factory=set)
     start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
 
     def read_state(self, training: Training, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -186,9 +190,6 @@ class Trace:
         """Whether the weights are finite at the end."""
         return all(facts.finite for facts in self.parameters.values())
 
-    def scales_before(self, count: int) -> list[float]:
-        """The loss scale at each of the first scaler steps, for a program with one scaler and one step per update."""
-        return [self.first_scale or 1.0, *self.scales][:count]
 
     def low_dtypes(self) -> set[torch.dtype]:
         """The 16-bit dtypes that ops of forward put out."""

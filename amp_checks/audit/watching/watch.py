@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.engine import BackwardWatch
 from amp_checks.audit.watching.ops import OpMode, OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
@@ -22,6 +23,7 @@ from amp_checks.audit.watching.scalers import ScalerWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, ParameterFacts
 from amp_checks.core import DEVICE_TYPES
+from amp_checks.torch_api.dtypes import LOW
 from amp_checks.torch_api.patching import Patches
 
 
@@ -110,8 +112,12 @@ class Watch:
 
     def _refresh(self) -> None:
         """Addresses change when weights are replaced or moved."""
-        known = self.ops.uses.parameters
+        known, buffers = self.ops.uses.parameters, self.ops.uses.buffers
         known.clear()
+        buffers.clear()
+        for name, buffer in self.state.training.named_buffers().items() if self.ops.enabled else ():
+            if buffer.dtype in LOW and readable.values(buffer) is not None and buffer.layout is torch.strided:
+                buffers[buffer.untyped_storage().data_ptr()] = name
         for gradient in self.state.book.gradients.values() if self.ops.enabled else ():
             if gradient.parameter.layout is torch.strided and gradient.parameter.numel():
                 known.setdefault(gradient.parameter.data_ptr(), gradient.name)
