@@ -129,12 +129,12 @@ def _peak(trace: Trace, *, backward: bool) -> str | None:
     ops = [
         op
         for op in trace.ops
-        if op.backward is backward and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
+        if op.backward is backward and op.magnitudes is not None and op.magnitudes.dtype is torch.float16
+        if math.isfinite(op.high - op.low)
     ]
     if not ops:
         return None
-    worst = max(ops, key=lambda op: max(abs(op.low), abs(op.high)))
-    size = max(abs(worst.low), abs(worst.high))
+    worst, size = max(((op, op.magnitudes.greatest) for op in ops if op.magnitudes), key=lambda pair: pair[1])
     bits = f"{math.log2(65504 / size):.1f} bits below 65504" if size else "all zero"
     where = f", at {worst.where}" if worst.where else ""
     return f"{size:.4g} ({bits}), {worst.name}{where}"

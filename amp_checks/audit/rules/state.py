@@ -117,6 +117,12 @@ def checkpoint_lost(evidence: Evidence) -> Iterator[Found]:
         yield Found(
             message=f"saving and loading raises {resumed.error}", remedy="make save and load work on a fresh program"
         )
+    elif resumed.lost and resumed.weightless:
+        yield Found(
+            message=f"what save gives holds no weights: {resumed.lost[0]} differs after loading",
+            module=resumed.lost[0],
+            remedy="save model.state_dict() with the rest, and load it",
+        )
     elif resumed.lost:
         yield Found(message=f"{resumed.lost[0]} differs from what was saved", module=resumed.lost[0])
     elif resumed.overwritten:

@@ -11,7 +11,7 @@ from amp_checks.audit.watching.places import Place
 @functools.lru_cache(maxsize=256)
 def computes_with(place: Place) -> bool:
     """Whether what the call at that place gives is a term of arithmetic, at once or by the name it is assigned to."""
-    code, _, last = place
+    code, _, last, _ = place
     found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "NOP")]
     after = next((number for number, one in enumerate(found) if one.offset > last), len(found))
     if after == len(found):

@@ -18,6 +18,9 @@ MOVES = frozenset(
 )  # fmt: skip
 """Ops that change no value: they hand on what another op made."""
 
+_ALLOCATING = {
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+}
 _ZEROING = {"aten::zero_", "aten::_foreach_zero_", "aten::fill_.Scalar"}
 _ACCUMULATING = {"aten::add", "aten::add_", "aten::sub_", "aten::lerp_", "aten::index_add_", "aten::scatter_add_"}
 _PRODUCTS = {
@@ -40,6 +43,7 @@ class OpFacts:
         self.accumulates = self.base in _ACCUMULATING
         self.product = self.base in _PRODUCTS
         self.zeroes = self.name in _ZEROING
+        self.allocates = self.base in _ALLOCATING
 
 
 def is_of_angle(base: str, out: Any) -> bool:

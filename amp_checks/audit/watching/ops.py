@@ -99,7 +99,7 @@ class OpWatch:
 
     def _keep(self, facts: OpFacts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
         outputs = self.outputs(out)
-        if not outputs:
+        if not outputs or facts.allocates:  # what lies in new memory is no value of the program
             return
         state = self.state
         function = state.functions[-1] if state.functions else None

@@ -39,6 +39,7 @@ class ScalerWatch:
         self._optimizers = optimizers
         self._scales = scales
         self._stepped: list[Any] = []
+        self._idle: list[Any] = []
 
     def install(self, patches: Patches) -> None:
         """See what the program calls."""
@@ -130,6 +131,9 @@ class ScalerWatch:
             if skipped:
                 optimizers.skipped(number, found)
             optimizers.stepped(found, here[1])
+        else:
+            optimizers.stepped(found)
+            self._idle.append(scaler)
         return result
 
     def _updated(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +151,9 @@ class ScalerWatch:
             with state.quiet_ops():
                 scales.append(scaler.get_scale())
             self._stepped = [one for one in self._stepped if one is not scaler]
+            state.advance()
+        elif any(one is scaler for one in self._idle):
+            self._idle = [one for one in self._idle if one is not scaler]
             state.advance()
         return result
 
