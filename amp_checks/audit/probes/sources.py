@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching import readable, scaling
+from amp_checks.audit.watching.op_facts import PRODUCTS
 from amp_checks.audit.watching.places import line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
@@ -160,10 +161,11 @@ class SourceRecorder(Recorder[Sources]):
         if known is None:
             known = self._born(func, sources, has_nan, backward)
             known.given = self._given(bad)
-            known.deliberate = not bad or known.value == "inf"
+            masks = known.given is None or not any(map(_has_positive_infinity, bad))
+            known.deliberate = not bad or (known.value == "inf" and masks)
             return known
         if has_nan and not any(map(_has_nan, bad)):
-            if known.deliberate:
+            if known.deliberate and not (known.given is not None and func.name().partition(".")[0] in PRODUCTS):
                 return self._born(func, sources, has_nan, backward)
             if known.nan_by is None:
                 _, place = self._place(backward)
@@ -255,6 +257,11 @@ def _is_real_or_complex(tensor: Tensor) -> bool:
 def _has_nan(tensor: Tensor) -> bool:
     values = readable.values(tensor)
     return values is not None and bool(values.isnan().any())
+
+
+def _has_positive_infinity(tensor: Tensor) -> bool:
+    values = readable.values(tensor)
+    return values is not None and bool((values == math.inf).any())
 
 
 def _numbers(values: Any) -> list[float]:

@@ -13,6 +13,7 @@ from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.watching.events import (
     Backward,
+    GradientsCleared,
     GradientsRead,
     GradientsWritten,
     InnerGradientUsed,
@@ -21,6 +22,7 @@ from amp_checks.audit.watching.events import (
     ManualLossScale,
     OptimizerStep,
     ScalerMade,
+    ScalerRaised,
     ScalerStep,
     ScalerUpdated,
     Unscaled,
@@ -215,7 +217,8 @@ def scaler_update_missing(evidence: Evidence) -> Iterator[Found]:
     """Without it the scale never adapts, and the next unscale_ or step raises."""
     trace = evidence.amp
     steps = [event for event in trace.of(ScalerStep) if event.enabled]
-    if steps and trace.failure is None and trace.first(ScalerUpdated) is None:
+    raised = trace.first(ScalerRaised) is not None  # the second step says so itself
+    if steps and trace.failure is None and trace.first(ScalerUpdated) is None and not raised:
         yield at(steps[-1], "scaler.step is never followed by scaler.update")
 
 
@@ -237,6 +240,17 @@ def zero_grad_missing(evidence: Evidence) -> Iterator[Found]:
     for event in evidence.amp.events:
         if isinstance(event, ScalerStep | OptimizerStep) and event.carried:
             yield at(event, f"the gradient of {event.carried} still holds that of the step before")
+
+
+@rule(
+    "gradients-cleared-before-step",
+    ERROR,
+    remedy="clear gradients before backward, or after the step: optimizer.zero_grad() at the start of an iteration",
+)
+def gradients_cleared_before_step(evidence: Evidence) -> Iterator[Found]:
+    """The step then moves nothing, or by weight decay and momentum alone."""
+    for event in evidence.amp.of(GradientsCleared):
+        yield at(event, "gradients are cleared here, after backward and before the step, which finds none")
 
 
 @rule("inner-gradient-scaled", ERROR, remedy="divide what autograd.grad gives by scaler.get_scale() before using it")

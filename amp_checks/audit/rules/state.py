@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.watching.events import CheckpointSaved, StateCarried
+from amp_checks.audit.watching.events import Backward, CheckpointSaved, GradientsRead, StateCarried
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -46,6 +47,7 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
             yield Found(
                 message=f"buffer {name} is {dtype_name(dtype)} in a float32 model",
                 module=name.rpartition(".")[0] or name,
+                where=evidence.amp.buffers_used[name],
             )
 
 
@@ -80,9 +82,40 @@ def no_gradient(evidence: Evidence) -> Iterator[Found]:
         return
     exact = evidence.compared.exact.gradients
     for name, facts in trace.parameters.items():
-        if facts.trained and facts.read_at is not None and not facts.stepped and not facts.skipped and name in exact:
+        never = not facts.stepped and not facts.skipped and not facts.received
+        if facts.trained and facts.read_at is not None and never and name in exact:
             message = f"{name} is used in the forward and gets no gradient, as in float64 it does"
             yield Found(message=message, module=name, where=facts.read_at or None)
+
+
+@rule("gradients-never-used", ERROR, remedy="see to it that iterations end in scaler.step(optimizer) and scaler.update()")
+def gradients_never_used(evidence: Evidence) -> Iterator[Found]:
+    """Backward gives gradients, float64 trains with them: under AMP no step is made, and none is skipped."""
+    trace, exact = evidence.amp, evidence.compared.exact.gradients
+    waiting = {
+        name: facts
+        for name, facts in trace.parameters.items()
+        if facts.trained and facts.received and not facts.stepped and not facts.skipped and name in exact
+    }
+    backward = trace.first(Backward)
+    if not waiting or trace.failure is not None or backward is None:
+        return
+    if any(facts.pending is False for facts in waiting.values()) and trace.scaled:
+        message = (
+            f"gradients are infinite at loss scale {trace.first_scale:g}, the program leaves their steps out by itself, and "
+            "the scaler never learns of it: the scale stays"
+        )
+        remedy = "call scaler.step(optimizer) and scaler.update() for such a step too: the scaler skips it itself"
+        yield dataclasses.replace(at(backward, message), remedy=remedy)
+        return
+    name = next(iter(waiting))
+    message = f"{len(waiting)} parameters, {name} among them, have gradients that no step ever uses, as in float64 one does"
+    read = trace.first(GradientsRead)
+    if read is None:
+        yield at(backward, message)
+        return
+    remedy = "call scaler.unscale_(optimizer) before gradients are compared with a bound"
+    yield dataclasses.replace(at(read, f"{message}: what is decided here is decided on scaled gradients"), remedy=remedy)
 
 
 @rule("scaler-not-saved", WARNING, remedy="save scaler.state_dict() with the rest, and load it")

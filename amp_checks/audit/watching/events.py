@@ -162,6 +162,31 @@ class GradientsRead(Event):
     function: int = 0
 
 
+class GradientsCleared(Event):
+    """An optimizer is to step with gradients that the program cleared after backward, at this line."""
+
+
+class ScalerRaised(Event):
+    """A method of a scaler raised: the type and text of that."""
+
+    text: str
+
+
+class IntegersRounded(Event):
+    """Integers were cast to 16 bits at this line, a share of them to other ones, and made integers again."""
+
+    dtype: torch.dtype
+    share: float
+
+
+class SumStagnates(Event):
+    """A sum was carried through ``count`` additions in 16 bits, and most elements no longer change."""
+
+    op: str
+    dtype: torch.dtype
+    count: int
+
+
 class GradientsWritten(Event):
     """An op changed scaled gradients, or ``late``, those that a step was made with."""
 

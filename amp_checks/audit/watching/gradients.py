@@ -33,6 +33,8 @@ class Gradient:
             where there was none.
         stepped, stepped_before: its optimizer stepped, or skipped, since it was last zeroed; so already before the
             backward that runs.
+        received: whether a backward ever wrote to it.
+        cleared_at: the line that cleared it after a backward and before any step; or None.
         stepped_at: the line at which a scaler last did, or None.
         undone_at: the line at which the program divided it by its loss scale, since its last backward; or None.
         updated: the scaler was updated since it was last written, and no step was made with it.
@@ -54,6 +56,8 @@ class Gradient:
     plain: str | None = None
     stepped: bool = False
     stepped_before: bool = False
+    received: bool = False
+    cleared_at: str | None = None
     stepped_at: str | None = None
     undone_at: str | None = None
     updated: bool = False
@@ -69,8 +73,10 @@ class Gradient:
     before: torch.Tensor | None = None
     version: int = -1
 
-    def reset(self) -> None:
-        """It was zeroed, or is gone."""
+    def reset(self, where: str | None = None) -> None:
+        """It was zeroed, by the program at that line, or is gone."""
+        if where is not None and self.state is not State.NONE and not self.stepped:
+            self.cleared_at = where
         self.state, self.scale, self.plain = State.NONE, None, None
         self.stepped_at = self.undone_at = None
         self.stepped = self.updated = self.carried = self.modified = False
@@ -129,6 +135,15 @@ class Gradient:
         share = share / scale
         self.raw = share if self.raw is None else self.raw + share
         self.before = None
+
+
+def cleared_at(gradients: Iterable[Gradient]) -> str | None:
+    """The line that cleared all gradients of a step; None where some are there, or none came."""
+    known = list(gradients)
+    lines = [gradient.cleared_at for gradient in known if gradient.cleared_at is not None]
+    if not lines or any(one.parameter.grad is not None and not one.is_zero() for one in known):
+        return None
+    return lines[0]
 
 
 class Book:
@@ -223,4 +238,5 @@ class Book:
             gradient.updated = False
             gradient.hold(now)
             gradient.factors, gradient.multiplied, gradient.undone_at = factors, (), None
+            gradient.received, gradient.cleared_at = True, None
         return onto_unscaled, after_update

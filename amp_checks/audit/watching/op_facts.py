@@ -23,7 +23,7 @@ _ALLOCATING = {
 }
 _ZEROING = {"aten::zero_", "aten::_foreach_zero_", "aten::fill_.Scalar"}
 _ACCUMULATING = {"aten::add", "aten::add_", "aten::sub_", "aten::lerp_", "aten::index_add_", "aten::scatter_add_"}
-_PRODUCTS = {
+PRODUCTS = {
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
@@ -41,7 +41,7 @@ class OpFacts:
         self.cast = self.name == "aten::_to_copy"
         self.checks_constants = self.base in constants.CHECKED
         self.accumulates = self.base in _ACCUMULATING
-        self.product = self.base in _PRODUCTS
+        self.product = self.base in PRODUCTS
         self.zeroes = self.name in _ZEROING
         self.allocates = self.base in _ALLOCATING
 

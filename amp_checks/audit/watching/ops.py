@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_checks.audit.watching import magnitudes, readable
 from amp_checks.audit.watching.op_facts import OpFacts, is_of_angle, tensors_of
 from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching.rounding import RoundingWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, Op
 from amp_checks.audit.watching.uses import TensorUses
@@ -54,6 +55,7 @@ class OpWatch:
         self.state = state
         self.enabled = enabled
         self.uses = TensorUses(state)
+        self.rounding = RoundingWatch(state)
         self.failure: Failure | None = None
         self.made: dict[int, Op] = {}
         self._facts: dict[Any, OpFacts] = {}
@@ -93,6 +95,9 @@ class OpWatch:
         # A tensor without storage has no address, and nothing that is looked for here.
         with contextlib.suppress(RuntimeError):
             self.uses.look(facts, tensors, args, out, backward=backward)
+            if not backward:
+                with self.state.quiet_ops(), torch.no_grad():
+                    self.rounding.look(facts, tensors, out)
         self.state.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if self.state.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)

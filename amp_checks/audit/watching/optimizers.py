@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_checks.audit.watching import manual_scaling, readable
-from amp_checks.audit.watching.events import ManualLossScale, OptimizerStep, SchedulerStep
-from amp_checks.audit.watching.gradients import Gradient, State
+from amp_checks.audit.watching.events import GradientsCleared, ManualLossScale, OptimizerStep, SchedulerStep
+from amp_checks.audit.watching.gradients import Gradient, State, cleared_at
 from amp_checks.audit.watching.places import called_by_torch, line, user_frame
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
@@ -104,11 +104,12 @@ class OptimizerWatch:
         self.number(optimizer)
 
     def _zeroed(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        where = line(user_frame())
         with self._state.quiet_ops():
             result = original(owner, *args, **kwargs)
         is_module = isinstance(owner, torch.nn.Module)
         for gradient in self._state.book.of(owner.parameters() if is_module else readable.parameters_of(owner)):
-            gradient.reset()
+            gradient.reset(where)
         return result
 
     def _scheduled(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,6 +172,7 @@ class OptimizerWatch:
             if manual is not None:
                 state.emit(ManualLossScale(*state.here(), *manual))
             if not self.in_scaler:
+                self.tell_cleared(found)
                 self._bypasses(found)
             infinite = getattr(optimizer, "found_inf", None)
             if infinite is not None and bool(infinite.item()):
@@ -178,6 +180,14 @@ class OptimizerWatch:
             else:
                 self._take(optimizer, number, found)
         state.quiet = True
+
+    def tell_cleared(self, found: Sequence[Gradient]) -> None:
+        """Tell of a step whose gradients the program has cleared."""
+        state = self._state
+        with state.quietly():
+            where = cleared_at(found)
+        if where is not None:
+            state.emit(GradientsCleared(state.step, where, state.module))
 
     def _bypasses(self, found: list[Gradient]) -> None:
         """The program steps an optimizer, with gradients that may be a scaler's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from amp_checks.audit.watching.events import (
     LossScaled,
     LossScaleRead,
     ScalerMade,
+    ScalerRaised,
     ScalerStep,
     ScalerUpdated,
     Unscaled,
@@ -22,6 +23,7 @@ from amp_checks.audit.watching.ops import OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
 from amp_checks.audit.watching.places import called_by_torch, user_frame, user_function
 from amp_checks.audit.watching.state import RunState, around
+from amp_checks.core import first_line
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
@@ -40,6 +42,7 @@ class ScalerWatch:
         self._scales = scales
         self._stepped: list[Any] = []
         self._idle: list[Any] = []
+        self._errors: list[Exception] = []
 
     def install(self, patches: Patches) -> None:
         """See what the program calls."""
@@ -52,7 +55,22 @@ class ScalerWatch:
             ("get_scale", self._asked),
             ("load_state_dict", self._loaded),
         ):
-            patches.replace(torch.amp.GradScaler, name, around(make))
+            patches.replace(torch.amp.GradScaler, name, around(self._noting_errors(make)))
+
+    def _noting_errors(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler; what it raises is noted, as the program may catch it."""
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return handler(*args, **kwargs)
+            except Exception as error:
+                if error not in self._errors:
+                    self._errors.append(error)
+                    text = f"{type(error).__name__}: {first_line(error)}"
+                    self._state.emit(ScalerRaised(*self._state.here(), text))
+                raise
+
+        return noting
 
     def _made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
@@ -117,6 +135,8 @@ class ScalerWatch:
         carried = next((gradient.name for gradient in found if gradient.carried), None)
         with state.quiet_ops():
             scale = scaler.get_scale()
+        if enabled:
+            optimizers.tell_cleared(found)
         optimizers.in_scaler = True
         try:
             with state.quiet_ops():

@@ -89,6 +89,8 @@ class ParameterFacts:
         dtype: of the parameter.
         trained: whether an optimizer has it.
         read_at: the line whose op first read it in forward; "" where that is unknown, None where none did.
+        received: whether a backward ever wrote to its gradient.
+        pending: whether its gradient at the end is finite; None without one.
         stepped, skipped: real and skipped optimizer steps for which it had a gradient.
         finite: whether it is finite at the end.
         moved: share of its elements that the last real step changed, of those with a gradient; None if never stepped.
@@ -97,6 +99,8 @@ class ParameterFacts:
     dtype: torch.dtype
     trained: bool = False
     read_at: str | None = None
+    received: bool = False
+    pending: bool | None = None
     stepped: int = 0
     skipped: int = 0
     finite: bool = True
@@ -123,7 +127,7 @@ class Trace:
         steps: iterations that ended.
         takes_angles: whether forward took a sine, a cosine or the like.
         restored_scalers: numbers of the scalers that loaded a state.
-        buffers_used: names of 16-bit buffers that an op used.
+        buffers_used: of 16-bit buffers, the line whose op first used them; None where that is unknown.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
         left_on: device types for which autocast was still on when the run ended.
@@ -148,7 +152,7 @@ class Trace:
     function_products: dict[str, tuple[set[torch.dtype], set[torch.dtype]]] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
     restored_scalers: set[int] = dataclasses.field(default_factory=set)
-    buffers_used: set[str] = dataclasses.field(default_factory=set)
+    buffers_used: dict[str, str | None] = dataclasses.field(default_factory=dict)
     start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
 
     def read_state(self, training: Training, optimizers: Iterable[torch.optim.Optimizer]) -> None:

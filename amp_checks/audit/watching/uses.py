@@ -140,7 +140,8 @@ class TensorUses:
     ) -> None:
         address = tensor.data_ptr()
         if self.buffers and (name := self.buffers.get(tensor.untyped_storage().data_ptr())) is not None:
-            self._state.trace.buffers_used.add(name)
+            used = self._state.trace.buffers_used
+            used[name] = used[name] if name in used else line(user_frame())
         if address in self.parameters:
             self._parameter(facts, self.parameters[address], tensor, tensors, out)
         elif address in self.gradients and not backward:
@@ -184,7 +185,7 @@ class TensorUses:
     ) -> None:
         written = facts.changes and any(item is tensor for item in tensors)
         if written and facts.zeroes:
-            gradient.reset()
+            gradient.reset(line(user_frame()))
             return
         written = written and (facts.base.startswith("aten::_foreach") or tensors[0] is tensor)
         is_scaled = gradient.state is State.SCALED

@@ -133,6 +133,11 @@ class Watch:
                 op.where = line(op.frame)
             trace.optimizers = [type(optimizer).__name__ for optimizer in self.optimizers.known]
             trace.read_state(self.state.training, self.optimizers.known)
+            for gradient in self.state.book.gradients.values():
+                if (facts := trace.parameters.get(gradient.name)) is not None:
+                    now = gradient.parameter.grad
+                    facts.received = gradient.received
+                    facts.pending = readable.is_finite(now) if now is not None else None
 
     def fail(self, error: BaseException) -> None:
         """The step raised."""
