@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from amp_checks.audit.watching.places import is_user_code
+from amp_checks.audit.places import is_user_code
 from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.torch_api.backend import Backend
 

@@ -183,7 +183,7 @@ def _was_caught(evidence: Evidence, *_: Diagnostic) -> bool:
 
 
 def _was_made_of_the_buffer(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
-    """The value that is not finite is made in the module that holds the buffer, in float32 too: what it lost is lost."""
+    """The value that is not finite is made in the buffer's module, in float32 too: what the buffer lost is lost."""
     root = evidence.runs.trained.named_modules().get("")
     at_root = cause.module in evidence.amp.buffers and root is not None and effect.module == type(root).__name__
     return "in float32 neither" in effect.message and (at_root or effect.module == cause.module)
@@ -237,7 +237,10 @@ LINKS = (
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
     # What overflows after `unscale_` has looked is not seen.
     Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied", "overflow-hidden")),
-    Link(causes=("gradients-cleared-before-step",), effects=("overflow-hidden", "optimizer-without-gradients", *_MEASURED)),
+    Link(
+        causes=("gradients-cleared-before-step",),
+        effects=("overflow-hidden", "optimizer-without-gradients", *_MEASURED),
+    ),
     Link(causes=("gradients-never-used",), effects=("scaled-gradients-read",), shared=_SAME_LINE),
     Link(
         causes=tuple(row.rule for row in KNOWN),

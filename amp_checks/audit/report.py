@@ -98,7 +98,9 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
     skipped = sum(trace.first_real.values())
     if (settled := evidence.runs.settled) is not None:
-        summary["loss scale at the start"] = f"{settled.start:g}; from the program's own, {settled.own:g}, all was skipped"
+        summary["loss scale at the start"] = (
+            f"{settled.start:g}; from the program's own, {settled.own:g}, all was skipped"
+        )
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
     if draws_in_16_bits(trace):

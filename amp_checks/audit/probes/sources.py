@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching import readable, scaling
 from amp_checks.audit.watching.op_facts import PRODUCTS
-from amp_checks.audit.watching.places import line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api import private

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.op_facts import MOVES, is_of_angle, tensors_of
-from amp_checks.audit.watching.places import line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api import private
 from amp_checks.torch_api.dtypes import LOW
@@ -134,8 +134,12 @@ class ValueRecorder(Recorder[list[Value]]):
         if isinstance(value, int | float):
             return float(value)
         # Python numbers arrive as tensors of no dimension, always on the CPU.
-        if not isinstance(value, Tensor) or value.dim() or value.device.type != "cpu" or value.is_complex() or (
-            value.layout is not torch.strided
+        if (
+            not isinstance(value, Tensor)
+            or value.dim()
+            or value.device.type != "cpu"
+            or value.is_complex()
+            or (value.layout is not torch.strided)
         ):
             return None
         return float(value.item()) if value.untyped_storage().data_ptr() not in self._made else None

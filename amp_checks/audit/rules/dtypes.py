@@ -66,7 +66,9 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
         if _COPIES.match(name) is not None:
             continue
         if cast_policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
-            message = f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
+            message = (
+                f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
+            )
             yield dataclasses.replace(_at(op, message), remedy=None if regions else "give it float32")
 
 

@@ -64,8 +64,8 @@ KNOWN = (
         rule="no-optimizer-given",
         pattern="object has no attribute 'param_groups'",
         meaning="the scaler takes an optimizer, and was given something else: a method, or a list",
-        remedy="give scaler.step and scaler.unscale_ the optimizer itself; for a step in parts call scaler.unscale_, then "
-        "take the parts where its gradients are finite, then scaler.update()",
+        remedy="give scaler.step and scaler.unscale_ the optimizer itself; for a step in parts call scaler.unscale_, "
+        "then take the parts where its gradients are finite, then scaler.update()",
     ),
     Known(
         rule="closure-with-scaler",

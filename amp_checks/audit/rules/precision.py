@@ -177,7 +177,7 @@ def _stands_out(compared: Compared) -> bool:
 @rule(
     "integers-in-16-bits",
     ERROR,
-    remedy="keep integers as they are, in a tensor of their own: float16 holds all of them up to 2048, bfloat16 up to 256",
+    remedy="keep integers as they are, in another tensor: float16 holds all of them up to 2048, bfloat16 up to 256",
 )
 def integers_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """Numbers of rows or classes that travel beside 16-bit features come out as other numbers."""
@@ -224,8 +224,8 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
         return
     if settled is not None:
         yield Found(
-            message=f"backward overflows at loss scale {settled.own:g}, and the case has too few batches for it to settle: it "
-            f"is audited from {settled.start:g} on; no fault, but the steps before train nothing"
+            message=f"backward overflows at loss scale {settled.own:g}, and the case has too few batches for it to "
+            f"settle: it is audited from {settled.start:g} on; no fault, but the steps before train nothing"
         )
         return
     if not math.isfinite(max(peaks)):

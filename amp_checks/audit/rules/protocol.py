@@ -202,8 +202,8 @@ def scaler_bypassed(evidence: Evidence) -> Iterator[Found]:
     for event in evidence.amp.of(OptimizerStep):
         if event.again is not None:
             message = (
-                f"optimizer.step() takes the gradients of scaler.step at {event.again} once more: they count twice, and a "
-                "step that the scaler skips is taken here"
+                f"optimizer.step() takes the gradients of scaler.step at {event.again} once more: they count twice, "
+                "and a step that the scaler skips is taken here"
             )
             yield dataclasses.replace(at(event, message), remedy="leave this optimizer.step() out")
         elif event.scaled:

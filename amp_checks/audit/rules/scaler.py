@@ -45,7 +45,9 @@ def scaler_recreated(evidence: Evidence) -> Iterator[Found]:
     made = [event for event in made if event.number not in trace.restored_scalers]
     if len(made) == 1:
         message = "a new GradScaler is made in the loop, and loads no state: the loss scale starts over"
-        yield dataclasses.replace(at(made[0], message), remedy="load the state_dict() of the one before, or keep that one")
+        yield dataclasses.replace(
+            at(made[0], message), remedy="load the state_dict() of the one before, or keep that one"
+        )
     elif made:
         yield at(made[0], "a new GradScaler is made in the loop, so the loss scale never settles")
 

@@ -88,7 +88,9 @@ def no_gradient(evidence: Evidence) -> Iterator[Found]:
             yield Found(message=message, module=name, where=facts.read_at or None)
 
 
-@rule("gradients-never-used", ERROR, remedy="see to it that iterations end in scaler.step(optimizer) and scaler.update()")
+@rule(
+    "gradients-never-used", ERROR, remedy="see to it that iterations end in scaler.step(optimizer) and scaler.update()"
+)
 def gradients_never_used(evidence: Evidence) -> Iterator[Found]:
     """Backward gives gradients, float64 trains with them: under AMP no step is made, and none is skipped."""
     trace, exact = evidence.amp, evidence.compared.exact.gradients
@@ -102,20 +104,24 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Found]:
         return
     if any(facts.pending is False for facts in waiting.values()) and trace.scaled:
         message = (
-            f"gradients are infinite at loss scale {trace.first_scale:g}, the program leaves their steps out by itself, and "
-            "the scaler never learns of it: the scale stays"
+            f"gradients are infinite at loss scale {trace.first_scale:g}, the program leaves their steps out by "
+            "itself, and the scaler never learns of it: the scale stays"
         )
         remedy = "call scaler.step(optimizer) and scaler.update() for such a step too: the scaler skips it itself"
         yield dataclasses.replace(at(backward, message), remedy=remedy)
         return
     name = next(iter(waiting))
-    message = f"{len(waiting)} parameters, {name} among them, have gradients that no step ever uses, as in float64 one does"
+    message = (
+        f"{len(waiting)} parameters, {name} among them, have gradients that no step ever uses, as in float64 one does"
+    )
     read = trace.first(GradientsRead)
     if read is None:
         yield at(backward, message)
         return
     remedy = "call scaler.unscale_(optimizer) before gradients are compared with a bound"
-    yield dataclasses.replace(at(read, f"{message}: what is decided here is decided on scaled gradients"), remedy=remedy)
+    yield dataclasses.replace(
+        at(read, f"{message}: what is decided here is decided on scaled gradients"), remedy=remedy
+    )
 
 
 @rule("scaler-not-saved", WARNING, remedy="save scaler.state_dict() with the rest, and load it")
@@ -131,9 +137,9 @@ def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
                 message="this checkpoint holds an optimizer's state and no scaler's", where=event.where, step=event.step
             )
     if evidence.resumed is not None:
-        for saved, loaded in evidence.resumed.scales:
-            if saved != loaded:
-                yield Found(message=f"the loss scale is {saved:g} when saved and {loaded:g} when resumed", op="load")
+        for before, after in evidence.resumed.scales:
+            if before != after:
+                yield Found(message=f"the loss scale is {before:g} when saved and {after:g} when resumed", op="load")
 
 
 @rule(

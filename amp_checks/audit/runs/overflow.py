@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.runs.change import Change
 from amp_checks.audit.watching import readable, scaling
 from amp_checks.audit.watching.events import OverflowHidden
 from amp_checks.audit.watching.gradients import Gradient, State
-from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.state import Listener
 from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private

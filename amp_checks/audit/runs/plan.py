@@ -199,7 +199,8 @@ class Runs:
     def _loop(self, watch: Watch, iterate: Callable[[], Iterable[int]], *, may_exit: bool) -> None:
         try:
             for _ in iterate():
-                watch.end_step()
+                if watch.state.training.run is None or not watch.trace.steps:  # a loop that is the program's own counts
+                    watch.end_step()
         except (UsageError, KeyboardInterrupt):
             raise
         except SystemExit as error:

@@ -1,11 +1,11 @@
-"""Whether a program computes with a number that it was given: seen in its bytecode, as Python numbers carry no trace."""
+"""Whether a program computes with a number it was given: seen in its bytecode, as Python numbers carry no trace."""
 
 from __future__ import annotations
 
 import dis
 import functools
 
-from amp_checks.audit.watching.places import Place
+from amp_checks.audit.places import Place
 
 
 @functools.lru_cache(maxsize=256)

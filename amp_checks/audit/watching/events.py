@@ -111,7 +111,7 @@ class Unscaled(Event):
 class ScalerStep(Event):
     """A scaler stepped an optimizer, by its number, or skipped it; ``carried``: a gradient that was never zeroed.
 
-    ``scale`` is the loss scale that it divided by; ``undone_at``: the line at which the program had divided by it already.
+    ``scale`` is the loss scale that it divided by; ``undone_at``: the line at which the program had already.
     """
 
     optimizer: int

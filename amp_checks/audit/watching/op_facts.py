@@ -19,7 +19,8 @@ MOVES = frozenset(
 """Ops that change no value: they hand on what another op made."""
 
 _ALLOCATING = {
-    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 }
 _ZEROING = {"aten::zero_", "aten::_foreach_zero_", "aten::fill_.Scalar"}
 _ACCUMULATING = {"aten::add", "aten::add_", "aten::sub_", "aten::lerp_", "aten::index_add_", "aten::scatter_add_"}

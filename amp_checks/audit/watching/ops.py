@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.watching import magnitudes, readable
 from amp_checks.audit.watching.op_facts import OpFacts, is_of_angle, tensors_of
-from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.rounding import RoundingWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, Op

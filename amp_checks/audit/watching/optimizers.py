@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from amp_checks.audit.places import called_by_torch, line, user_frame
 from amp_checks.audit.watching import manual_scaling, readable
 from amp_checks.audit.watching.events import GradientsCleared, ManualLossScale, OptimizerStep, SchedulerStep
 from amp_checks.audit.watching.gradients import Gradient, State, cleared_at
-from amp_checks.audit.watching.places import called_by_torch, line, user_frame
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
 from amp_checks.torch_api.dtypes import LOW

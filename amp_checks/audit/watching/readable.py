@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def values(tensor: Tensor) -> Tensor | None:
-    """What it holds as a plain tensor: of a sparse one its stored elements, of a complex one both parts, of 8 bits in float32.
+    """What it holds, plain: of a sparse one the stored elements, of a complex one both parts, of 8 bits in float32.
 
     None where it holds nothing that can be read: on ``meta``, in a subclass that sees ops itself, nested, quantised.
     """

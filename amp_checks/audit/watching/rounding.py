@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import Place, user_frame
 from amp_checks.audit.watching.events import IntegersRounded, SumStagnates
 from amp_checks.audit.watching.op_facts import OpFacts
-from amp_checks.audit.watching.places import Place, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api.dtypes import LOW
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from amp_checks.audit.places import called_by_torch, user_frame, user_function
 from amp_checks.audit.watching import scaling
 from amp_checks.audit.watching.arithmetic import computes_with
 from amp_checks.audit.watching.events import (
@@ -21,7 +22,6 @@ from amp_checks.audit.watching.events import (
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.ops import OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
-from amp_checks.audit.watching.places import called_by_torch, user_frame, user_function
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.core import first_line
 from amp_checks.torch_api import private

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.places import Place
 from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.events import Event, LossScaled, RegionEntered, ScalerStep
 from amp_checks.audit.watching.magnitudes import Magnitudes
-from amp_checks.audit.watching.places import Place
 
 E = TypeVar("E", bound=Event)
 
@@ -193,7 +193,6 @@ class Trace:
     def finite(self) -> bool:
         """Whether the weights are finite at the end."""
         return all(facts.finite for facts in self.parameters.values())
-
 
     def low_dtypes(self) -> set[torch.dtype]:
         """The 16-bit dtypes that ops of forward put out."""

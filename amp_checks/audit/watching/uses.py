@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import Place, line, user_frame, user_function
 from amp_checks.audit.watching import constants, manual_scaling
 from amp_checks.audit.watching.events import (
     ConstantLost,
@@ -22,7 +23,6 @@ from amp_checks.audit.watching.events import (
 )
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.op_facts import MOVES, OpFacts
-from amp_checks.audit.watching.places import Place, line, user_frame, user_function
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api.dtypes import LOW
 
@@ -196,10 +196,8 @@ class TensorUses:
         if written and is_scaled and not gradient.stepped and _undoes(facts, args, gradient.scale):
             gradient.undone(line(user_frame()))
             return
-        if gradient.state is State.PLAIN and gradient.factors:
-            self._meets_plain = gradient
-        if gradient.state is State.PLAIN and (by := manual_scaling.factor(facts.base, args)) is not None:
-            gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
+        if gradient.state is State.PLAIN:
+            self._plain(facts, gradient, args)
         if written and gradient.stepped and gradient.is_zero():
             gradient.reset()
             return
@@ -211,6 +209,11 @@ class TensorUses:
             return  # what is done with the copy decides
         elif not written and is_scaled and not _undoes(facts, args, gradient.scale):
             self._read(facts)
+
+    def _plain(self, facts: OpFacts, gradient: Gradient, args: tuple[Any, ...]) -> None:
+        self._meets_plain = gradient if gradient.factors else self._meets_plain
+        if (by := manual_scaling.factor(facts.base, args)) is not None:
+            gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
 
     def _read(self, facts: OpFacts) -> None:
         place = user_frame()
@@ -243,7 +246,9 @@ class TensorUses:
         if plain is not None and (facts.cast or facts.base in MOVES):
             half = len(tensors) // 2
             made = tensors[:half] if facts.base == "aten::_foreach_copy_" else tensors[:1] if facts.changes else [out]
-            self._plain_copies |= {one.untyped_storage().data_ptr(): (one, plain) for one in made if isinstance(one, Tensor)}
+            self._plain_copies |= {
+                one.untyped_storage().data_ptr(): (one, plain) for one in made if isinstance(one, Tensor)
+            }
         if not self._plain_copies or (by := manual_scaling.factor(facts.base, args)) is None:
             return
         for tensor in tensors:

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.places import line, raised_at, tracked_modules
 from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.engine import BackwardWatch
 from amp_checks.audit.watching.ops import OpMode, OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
-from amp_checks.audit.watching.places import line, raised_at, tracked_modules
 from amp_checks.audit.watching.regions import RegionWatch
 from amp_checks.audit.watching.scalers import ScalerWatch
 from amp_checks.audit.watching.state import RunState

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _TORCH = tuple(str(Path(path).resolve()) for path in torch.__path__)
 _USER_CODE_OF_OURS = tuple(str(_PACKAGE / name) for name in ("fixtures", "reference"))
