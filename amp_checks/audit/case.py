@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from amp_checks.audit.places import is_user_code
 from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.torch_api.backend import Backend
 
@@ -145,13 +146,13 @@ def takes_device(build: Builder) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Its type, first line, and the innermost place outside torch: ``ValueError: no (train.py:12)``."""
+    """Its type, first line, and the innermost place in the user's code: ``ValueError: no (train.py:12)``."""
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(tuple(torch.__path__)) and "amp_checks/audit" not in frame.filename
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_user_code(frame.f_code)
     ]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    place = f" ({frames[-1][0]}:{frames[-1][1]})" if frames else ""
     return f"{type(error).__name__}: {first_line(error)}{place}"
 
 

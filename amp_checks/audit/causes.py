@@ -17,8 +17,9 @@ from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.audit.measures import Compared
 from amp_checks.audit.rules import RULES, judge
+from amp_checks.audit.rules.errors import KNOWN
 from amp_checks.audit.runs.undo import Undo
-from amp_checks.audit.watching.events import ScalerStep
+from amp_checks.audit.watching.events import ScalerRaised, ScalerStep
 from amp_checks.audit.watching.trace import Trace
 
 Relation = Callable[[Evidence, Diagnostic, Diagnostic], bool]
@@ -159,6 +160,35 @@ def _referred_to_scaled(evidence: Evidence) -> Evidence:
     return evidence.but(compared=compared, amplified=evidence.amplified)
 
 
+def _not_before(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    del evidence
+    return cause.step is None or effect.step is None or effect.step >= cause.step
+
+
+def _holds_what_was_carried(evidence: Evidence, *_: Diagnostic) -> bool:
+    """Steps are skipped for the infinity that was carried on from the first of them."""
+    skipped = evidence.amp.skipped_steps
+    firsts = {event.optimizer: event for event in reversed(skipped)}
+    return bool(skipped) and all(event.carried for event in skipped if event is not firsts[event.optimizer])
+
+
+def _gone_outside(evidence: Evidence, *_: Diagnostic) -> bool:
+    """No step is skipped where backward runs outside of the region."""
+    undone = evidence.without(Undo(backward=True))
+    return undone is not None and bool(evidence.amp.skipped_steps) and not undone.amp.skipped_steps
+
+
+def _was_caught(evidence: Evidence, *_: Diagnostic) -> bool:
+    return evidence.amp.failure is None and evidence.amp.first(ScalerRaised) is not None
+
+
+def _was_made_of_the_buffer(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    """The value that is not finite is made in the buffer's module, in float32 too: what the buffer lost is lost."""
+    root = evidence.runs.trained.named_modules().get("")
+    at_root = cause.module in evidence.amp.buffers and root is not None and effect.module == type(root).__name__
+    return "in float32 neither" in effect.message and (at_root or effect.module == cause.module)
+
+
 _GRADIENTS = ("gradients-differ", "gradients-off-scale")
 _SKIPS = ("steps-skipped", "parameter-never-updated", "optimizers-out-of-step")
 _MEASURED = ("loss-differs", *_GRADIENTS)
@@ -206,7 +236,32 @@ LINKS = (
     ),
     Link(causes=("scaler-bypassed",), effects=("overflow-applied",), shared=_all_were_bypassed),
     # What overflows after `unscale_` has looked is not seen.
-    Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied",)),
+    Link(causes=("gradients-unscaled-mid-accumulation",), effects=("overflow-applied", "overflow-hidden")),
+    Link(
+        causes=("gradients-cleared-before-step",),
+        effects=("overflow-hidden", "optimizer-without-gradients", *_MEASURED),
+    ),
+    Link(causes=("gradients-never-used",), effects=("scaled-gradients-read",), shared=_SAME_LINE),
+    Link(
+        causes=tuple(row.rule for row in KNOWN),
+        effects=("scaler-update-without-step", "gradients-never-used", "parameter-without-gradient", "overflow-hidden"),
+        shared=_was_caught,
+    ),
+    Link(causes=("zero-grad-missing",), effects=_SKIPS, shared=_holds_what_was_carried),
+    Link(
+        causes=("autocast-left-on",),
+        effects=("cached-weights-outdated", "backward-in-autocast"),
+        shared=_not_before,
+    ),
+    Link(causes=("cached-weights-outdated",), effects=(*_MEASURED, *_LATER), undo=Undo(cache=True)),
+    Link(causes=("backward-in-autocast",), effects=("gradient-not-finite", *_SKIPS), shared=_gone_outside),
+    Link(
+        causes=("buffer-in-16-bits",),
+        effects=("loss-not-finite", "gradient-not-finite"),
+        shared=_was_made_of_the_buffer,
+    ),
+    Link(causes=("overflow-unseen",), effects=_MEASURED, shared=_SAME_OP),
+    Link(causes=("integers-in-16-bits", "sum-stagnates"), effects=_MEASURED),
     Link(
         causes=("constant-not-representable",), effects=("loss-not-finite", "gradient-not-finite"), shared=_lost_guard
     ),

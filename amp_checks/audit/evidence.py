@@ -177,7 +177,7 @@ class Evidence:
     @cached_property
     def sources(self) -> Sources | None:
         """Where the first non-finite values came from; None where all stayed finite."""
-        step = sources.first_trouble(self.amp)
+        step = sources.first_trouble(self.amp, self.fp32)
         if step is None:
             return None
         # Without a scaler a bad gradient goes into the weights, and shows in the loss one iteration later.

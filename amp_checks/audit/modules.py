@@ -69,7 +69,7 @@ def by_module(trace: Trace, diagnostics: Iterable[Diagnostic], *, root: str) -> 
 def first_scale(trace: Trace) -> float:
     """The loss scale of the step whose gradients were kept: the first that was not skipped; 1.0 without a scaler."""
     skipped = max(trace.first_real.values(), default=0)
-    return trace.scales_before(skipped + 1)[-1] if trace.scaled else 1.0
+    return [trace.first_scale, *trace.scales][: skipped + 1][-1] or 1.0 if trace.scaled else 1.0
 
 
 def together(one: Magnitudes | None, other: Magnitudes | None) -> Magnitudes | None:

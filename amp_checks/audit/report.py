@@ -58,6 +58,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     evidence = Evidence(Runs(case, backend))
     today = datetime.datetime.now(tz=datetime.UTC).date()
     with evidence.runs.active():
+        evidence.runs.settle()
         evidence.check()
         found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
         found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
@@ -96,6 +97,10 @@ def _summary(evidence: Evidence) -> dict[str, str]:
     if trace.scales:
         summary["loss scale at the end"] = f"{trace.scales[-1]:g}"
     skipped = sum(trace.first_real.values())
+    if (settled := evidence.runs.settled) is not None:
+        summary["loss scale at the start"] = (
+            f"{settled.start:g}; from the program's own, {settled.own:g}, all was skipped"
+        )
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
     if draws_in_16_bits(trace):
@@ -126,12 +131,12 @@ def _peak(trace: Trace, *, backward: bool) -> str | None:
     ops = [
         op
         for op in trace.ops
-        if op.backward is backward and torch.float16 in op.outputs and math.isfinite(op.high - op.low)
+        if op.backward is backward and op.magnitudes is not None and op.magnitudes.dtype is torch.float16
+        if math.isfinite(op.high - op.low)
     ]
     if not ops:
         return None
-    worst = max(ops, key=lambda op: max(abs(op.low), abs(op.high)))
-    size = max(abs(worst.low), abs(worst.high))
+    worst, size = max(((op, op.magnitudes.greatest) for op in ops if op.magnitudes), key=lambda pair: pair[1])
     bits = f"{math.log2(65504 / size):.1f} bits below 65504" if size else "all zero"
     where = f", at {worst.where}" if worst.where else ""
     return f"{size:.4g} ({bits}), {worst.name}{where}"

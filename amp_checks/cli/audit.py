@@ -57,17 +57,20 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--seeds takes a number of trainings, at least {FEWEST_SEEDS} for a spread, not {args.seeds}")
     if args.html and (why := FORMATS["html"].lacks()) is not None:
         raise UsageError(why)
-    reports = _reports(args)
+    reports, refused = _reports(args)
     document = Document(schema=AUDITS, audits=[as_json(report) for report in reports])
     if args.html:
         output.write(args.html, FORMATS["html"].render(document))
     output.emit(
         args, json_format.as_values(document), "\n\n".join(text(report, modules=args.modules) for report in reports)
     )
+    if refused is not None:
+        raise refused
     return int(any(report.failures(Severity(args.fail_on)) for report in reports))
 
 
-def _reports(args: argparse.Namespace) -> list[Report]:
+def _reports(args: argparse.Namespace) -> tuple[list[Report], UsageError | None]:
+    """The reports, and what is raised once they are written: that a backend which was named gave none."""
     ignored = ignore.load(Path(args.ignore), rules=IDS) if args.ignore else ()
     today = datetime.datetime.now(tz=datetime.UTC).date()
     for entry in ignore.expired(ignored, today):
@@ -75,20 +78,24 @@ def _reports(args: argparse.Namespace) -> list[Report]:
     named = output.chosen_backends(args)
     case = dataclasses.replace(training.load(args.case), seeds=args.seeds)
     chosen = named if args.backend else backends.resolve(_default(case))
-    reports = []
+    reports: list[Report] = []
+    refused: UsageError | None = None
     for backend in chosen:
         try:
             reports.append(audit(case, backend, ignored=ignored))
         except NotEmulated as error:
             message = f"{case.id} cannot be audited under {backend.id}: {first_line(error)}"
             if args.backend:
-                raise UsageError(f"{message}; audit it on a real backend, --backend cpu-float16 for one") from error
-            sys.stderr.write(f"amp-checks: note: {message}\n")
+                refused = refused or UsageError(f"{message}; audit it on a real backend, --backend cpu-float16 for one")
+            sys.stderr.write(f"amp-checks: note: {message}\n" if len(chosen) > 1 or not args.backend else "")
+        except UsageError as error:
+            refused = refused or error
+            sys.stderr.write(f"amp-checks: note: under {backend.id}: {first_line(error)}\n" if len(chosen) > 1 else "")
     if not reports:
-        raise UsageError(
+        raise refused or UsageError(
             f"{case.id} can be audited under none of {', '.join(backend.id for backend in chosen)}: see the lines above"
         )
-    return reports
+    return reports, refused
 
 
 def _default(case: AuditCase) -> tuple[str, ...]:

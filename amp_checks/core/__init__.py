@@ -10,6 +10,7 @@ from amp_checks.core.errors import (
     first_line,
     out_of_memory,
     recorded_warnings,
+    under_test,
     unknown,
 )
 from amp_checks.core.model import (
@@ -54,5 +55,6 @@ __all__ = [
     "judge",
     "out_of_memory",
     "recorded_warnings",
+    "under_test",
     "unknown",
 ]

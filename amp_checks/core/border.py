@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -14,8 +14,8 @@ class Watch(Protocol):
     def around(self, subject: str) -> AbstractContextManager[Any]:
         """Entered around a call of the code under test."""
 
-    def region(self, region: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """Gives the region to enter in the place of one that a backend has made: the same one, or one around it."""
+    def region(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+        """Gives the region that a backend makes, or one around it."""
 
 
 class _Nobody:
@@ -23,8 +23,8 @@ class _Nobody:
         del subject
         return nullcontext()
 
-    def region(self, region: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        return region
+    def region(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+        return make()
 
 
 _watch: ContextVar[Watch] = ContextVar("watch", default=_Nobody())  # noqa: B039 - it has no state

@@ -100,9 +100,15 @@ def attempt(subject: str, function: Callable[P, T], /, *args: P.args, **kwargs: 
         NotEmulated: passed on as it is: the emulation's lack is no fault of the code under test.
         MemoryError, torch.OutOfMemoryError, ...: passed on: want of memory says nothing of the code under test.
     """
+    with under_test(subject), border.current().around(subject):
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def under_test(subject: str) -> Iterator[None]:
+    """What is raised inside is the code under test's: as of `attempt`, without a border."""
     try:
-        with border.current().around(subject):
-            return function(*args, **kwargs)
+        yield
     except (NotEmulated, Raised):
         raise
     except Exception as error:

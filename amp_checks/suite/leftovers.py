@@ -8,10 +8,11 @@ check goes on as if nothing were. What changes elsewhere is the check's own doin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from amp_checks.core import Finding
+from amp_checks.core import Finding, under_test
 from amp_checks.torch_api import state
 
 WHY = "code under test leaves the global state as it found it"
@@ -30,8 +31,11 @@ class Leftovers:
     def around(self, subject: str) -> _Attempt:
         return _Attempt(self, subject)
 
-    def region(self, region: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        return region if self.attempts else _Region(self, region)
+    def region(self, make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+        if self.attempts:
+            return make()
+        with under_test("making a region"):
+            return _Region(self, make())
 
     def compare(self, subject: str, before: state.Snapshot) -> None:
         """Put back what differs from ``before``, and keep a finding of it."""
@@ -65,7 +69,7 @@ class _Attempt:
 
 
 class _Region:
-    """The border around a region of a check; in all else the region itself."""
+    """The border around a region of a check; in all else the region itself. What it raises is the code under test's."""
 
     def __init__(self, found: Leftovers, region: Any) -> None:
         self._found, self._region = found, region
@@ -73,11 +77,13 @@ class _Region:
 
     def __enter__(self) -> Any:
         self._before.append(state.capture_autocast())
-        return self._region.__enter__()
+        with under_test("entering a region"):
+            return self._region.__enter__()
 
     def __exit__(self, *error: object) -> Any:
         try:
-            return self._region.__exit__(*error)
+            with under_test("leaving a region"):
+                return self._region.__exit__(*error)
         finally:
             # A region answers for autocast alone: the check may have changed all else inside it.
             self._found.compare("a region", self._before.pop())

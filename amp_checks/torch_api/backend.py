@@ -82,8 +82,8 @@ class Backend:
 
     def region(self, *, enabled: bool = True, cache_enabled: bool | None = None) -> AbstractContextManager[Any]:
         """An autocast region of this backend, in its low dtype."""
-        made = self.autocast(self.device_type, dtype=self.low_dtype, enabled=enabled, cache_enabled=cache_enabled)
-        return border.current().region(made)
+        settings: dict[str, Any] = {"dtype": self.low_dtype, "enabled": enabled, "cache_enabled": cache_enabled}
+        return border.current().region(lambda: self.autocast(self.device_type, **settings))
 
     def scaler(self, **settings: Any) -> Any:
         """A gradient scaler of this backend; ``settings`` as for `torch.amp.GradScaler`."""

@@ -91,7 +91,9 @@ def test_every_listener_hears_every_backward() -> None:
 
 
 def test_events_cannot_be_changed() -> None:
-    event: Any = ScalerStep(0, None, None, optimizer=0, skipped=False, enabled=True, plain_at=None, carried=None)
+    event: Any = ScalerStep(
+        0, None, None, optimizer=0, skipped=False, enabled=True, plain_at=None, carried=None, scale=1.0
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.skipped = True
 

@@ -139,6 +139,44 @@ def test_an_exception_goes_through_the_border_and_state_is_blamed_all_the_same()
     assert [finding.subject for finding in result.failures] == ["grad mode after call", "call"]
 
 
+class Broken:
+    """A region of which one method raises."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.fail("__init__")
+
+    def fail(self, method: str) -> None:
+        if method == self.method:
+            raise RuntimeError("of the region")
+
+    def __enter__(self) -> None:
+        self.fail("__enter__")
+
+    def __exit__(self, *_: object) -> None:
+        self.fail("__exit__")
+
+
+@pytest.mark.parametrize(
+    ("method", "subject"),
+    [("__init__", "making a region"), ("__enter__", "entering a region"), ("__exit__", "leaving a region")],
+)
+def test_what_a_region_of_a_check_raises_is_the_code_under_tests(method: str, subject: str) -> None:
+    backend = dataclasses.replace(BACKEND, autocast=lambda *_, **__: Broken(method))
+    result = result_on(opens_region, backend)
+    assert result.status is Status.FAILED
+    assert [finding.subject for finding in result.failures] == [subject]
+
+
+def test_what_a_check_raises_inside_a_region_is_its_own() -> None:
+    def body(backend: Backend) -> Iterator[Finding]:
+        yield of_ratio(0.0)
+        with backend.region():
+            raise KeyError("of the check")
+
+    assert result_on(body).status is Status.ERROR
+
+
 @pytest.mark.parametrize("body", [opens_region, opens_region_in_attempt])
 def test_a_region_that_restores_all_passes(body: Callable[[Backend], Iterator[Finding]]) -> None:
     assert result_on(body).status is Status.PASSED
@@ -186,21 +224,23 @@ def test_what_a_region_is_asked_beyond_a_with_statement_reaches_it() -> None:
 
 
 SLIPS = {
-    "torch.set_autocast_enabled(self.device, self.prev)": "autocast enabled for cpu",
-    "torch.set_autocast_dtype(self.device, self.prev_fastdtype)": "autocast dtype for cpu",
-    "torch.set_autocast_cache_enabled(self.prev_cache_enabled)": "autocast cache enabled",
+    "not is_autocast_available(self.device)": "making a region = RuntimeError: User specified",
+    "torch.set_autocast_enabled(self.device, self.prev)": "autocast enabled for cpu after ",
+    "torch.set_autocast_dtype(self.device, self.prev_fastdtype)": "autocast dtype for cpu after ",
+    "torch.set_autocast_cache_enabled(self.prev_cache_enabled)": "autocast cache enabled after ",
+    "torch.autocast_increment_nesting()": "autocast nesting depth after ",
 }
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_torch_that_forgets_ends_with_status_1(slip: str, tmp_path: Path) -> None:
-    """The whole run, on a torch whose ``autocast.__exit__`` lacks a line: AMP is wrong (1), the suite is not (3)."""
+def test_a_torch_that_is_wrong_ends_with_status_1(slip: str, tmp_path: Path) -> None:
+    """The whole run, on a torch with one edit in its autocast: AMP is wrong (1), the suite is not (3)."""
     script = f"""
         import torch
         from amp_checks import cli
         from amp_checks.suite import edits
         module = "torch.amp.autocast_mode"
-        (edit,) = [each for each in edits.edits(edits.source_of(module)) if each.before == {slip!r}]
+        edit = next(each for each in edits.edits(edits.source_of(module)) if each.before == {slip!r})
         with edits.in_place(module, edit):
             code = cli.entry("run --family ops --backend cpu-float16 -n 0 -k".split() + ["nested or nesting"])
         raise SystemExit(code)
@@ -209,4 +249,4 @@ def test_a_torch_that_forgets_ends_with_status_1(slip: str, tmp_path: Path) -> N
     path.write_text(textwrap.dedent(script), encoding="utf-8")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{SLIPS[slip]} after " in done.stdout
+    assert SLIPS[slip] in done.stdout

@@ -58,6 +58,7 @@ def test_every_check_has_a_mutant_that_it_kills(family: str) -> None:
 
 
 SHARED: dict[str, str] = {
+    "check_form_is_not_cast": "a form that is cast has the error of 16 bits as well, which check_form_error measures",
     "check_forced_fp32_gradient": "check_forced_fp32_in_other_ways differentiates the same remedy, written otherwise",
 }
 """Checks without a mutant that they alone kill, each with the reason why there is none."""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.probes.values import sample
-from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api import private
 
@@ -73,8 +74,10 @@ class BackwardRecorder(Recorder[list[Made]]):
     def _record(self, func: Any, args: tuple[Any, ...], out: Any, place: Place | None) -> None:
         changed = args[0] if private.is_mutating(func) else out
         first = changed[0] if isinstance(changed, tuple | list) and changed else changed
-        if isinstance(first, Tensor) and first.is_floating_point() and first.layout is torch.strided:
-            value = sample(first.detach().reshape(-1)).to(device="cpu", dtype=torch.float64)
+        if isinstance(first, Tensor) and first.is_floating_point() and readable.values(first) is not None:
+            value = sample((first if first.layout is torch.strided else first.to_dense()).detach().reshape(-1)).to(
+                device="cpu", dtype=torch.float64
+            )
             self._made.append(Made(by=SourceOp(op=func.name(), where=line(place)), value=value))
 
 

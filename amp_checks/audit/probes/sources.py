@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.probes.recorder import Recorder
-from amp_checks.audit.watching import scaling
-from amp_checks.audit.watching.places import line, user_frame
+from amp_checks.audit.watching import readable, scaling
+from amp_checks.audit.watching.op_facts import PRODUCTS
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api import private
@@ -33,6 +34,7 @@ class Source:
         value: ``"inf"`` or ``"nan"``.
         inputs: dtypes of its tensors, and the greatest magnitude in them.
         deliberate: an infinite constant that the program wrote (a mask): no fault by itself.
+        of_infinite: whether what came in held infinities, which were meant.
         given: what came in that was not finite already, and no parameter or buffer: data; None where nothing did.
         nan_by: op and line that made a NaN of it, where that was another.
     """
@@ -47,6 +49,7 @@ class Source:
     magnitude: float
     least: float
     deliberate: bool = False
+    of_infinite: bool = False
     given: str | None = None
     nan_by: tuple[str, str | None] | None = None
 
@@ -69,13 +72,17 @@ class Sources:
         return self.loss or self.gradient or next(iter(self.buffers.values()), None)
 
 
-def first_trouble(trace: Trace) -> int | None:
-    """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad."""
+def first_trouble(trace: Trace, exact: Trace) -> int | None:
+    """The first iteration whose loss is not finite, else whose gradients overflowed, else 0 where the state is bad.
+
+    Buffers that are not finite in float32 either are so by design.
+    """
     bad = [step for step, loss in trace.losses if not math.isfinite(loss)]
     bad = bad or [event.step for event in trace.skipped_steps]
     if bad:
         return bad[0]
-    finite = trace.finite and all(finite for _, finite in trace.buffers.values())
+    designed = {name for name, (_, finite) in exact.buffers.items() if not finite}
+    finite = trace.finite and all(finite for name, (_, finite) in trace.buffers.items() if name not in designed)
     return None if finite and all(bool(value.isfinite().all()) for value in trace.gradients.values()) else 0
 
 
@@ -120,15 +127,15 @@ class SourceRecorder(Recorder[Sources]):
         backward = self._run.backward_depth > 0
         if not backward and torch.is_grad_enabled():
             self._places.setdefault(private.latest_node_number(), (self._run.module, user_frame()))
-        inputs = [value for value in _tensors((args, tuple(kwargs.values()))) if value.is_floating_point()]
+        inputs = [value for value in _tensors((args, tuple(kwargs.values()))) if _is_real_or_complex(value)]
         sources = before + inputs[1:] if before else inputs
-        outputs = [value for value in _tensors((out,)) if value.is_floating_point()]
+        outputs = [value for value in _tensors((out,)) if _is_real_or_complex(value)]
         if private.is_mutating(func):
             outputs += inputs[:1]
         elif "batch_norm" in func.name():
             outputs += inputs[1:]  # running statistics, which its schema does not own up to
         for tensor in outputs:
-            if tensor.numel() and not bool(tensor.isfinite().all()):
+            if not readable.is_finite(tensor):
                 key = _key(tensor)
                 if key is not None:
                     self._sources[key] = (self._whence(func, args, kwargs, tensor, sources, inputs, backward), tensor)
@@ -145,8 +152,8 @@ class SourceRecorder(Recorder[Sources]):
         inputs: list[Tensor],
         backward: bool,
     ) -> Source:
-        has_nan = bool(out.isnan().any())
-        bad = [value for value in sources if value.numel() and not bool(value.isfinite().all())]
+        has_nan = _has_nan(out)
+        bad = [value for value in sources if not readable.is_finite(value)]
         constants = [value for value in _numbers((*args, *kwargs.values())) if not math.isfinite(value)]
         if not bad and not constants and (inputs or _is_op_on_numbers(args)):
             return self._born(func, sources, has_nan, backward)
@@ -154,10 +161,11 @@ class SourceRecorder(Recorder[Sources]):
         if known is None:
             known = self._born(func, sources, has_nan, backward)
             known.given = self._given(bad)
-            known.deliberate = not bad or (known.given is not None and known.value == "inf")
+            masks = known.given is None or not any(map(_has_positive_infinity, bad))
+            known.deliberate = not bad or (known.value == "inf" and masks)
             return known
-        if has_nan and not any(bool(value.isnan().any()) for value in bad):
-            if known.deliberate:
+        if has_nan and not any(map(_has_nan, bad)):
+            if known.deliberate and not (known.given is not None and func.name().partition(".")[0] in PRODUCTS):
                 return self._born(func, sources, has_nan, backward)
             if known.nan_by is None:
                 _, place = self._place(backward)
@@ -173,16 +181,17 @@ class SourceRecorder(Recorder[Sources]):
             return None
         batch = training.batches[self._step] if self._step < len(training.batches) else ()
         in_batch = _key(found) in {_key(value) for value in scaling.tensors(batch)}
-        count = int((~found.isfinite()).sum())
+        values = readable.values(found)
+        count = int((~values.isfinite()).sum()) if values is not None else 0
         shape = "x".join(map(str, found.shape)) or "scalar"
-        value = "NaN" if bool(found.isnan().any()) else "infinite"
+        value = "NaN" if _has_nan(found) else "infinite"
         name = f"batch {self._step}" if in_batch else "a tensor made outside of the step"
         return f"{name}, {dtype_name(found.dtype)} {shape}, of which {count} elements are {value}"
 
     def _born(self, func: Any, sources: list[Tensor], has_nan: bool, backward: bool) -> Source:
         module, place = self._place(backward)
-        finite = [value.detach().double().abs() for value in sources if value.numel() and value.dim() >= 0]
-        finite = [value[value.isfinite()] for value in finite]
+        read = [values.double().abs() for value in sources if (values := readable.values(value)) is not None]
+        finite = [value[value.isfinite()] for value in read]
         finite = [value for value in finite if value.numel()]
         return Source(
             order=self._order,
@@ -194,6 +203,7 @@ class SourceRecorder(Recorder[Sources]):
             inputs=tuple(dtype_name(value.dtype) for value in sources),
             magnitude=max((value.max().item() for value in finite), default=math.nan),
             least=min((value.min().item() for value in finite), default=math.nan),
+            of_infinite=any(not bool(value.isfinite().all()) for value in read),
         )
 
     def _place(self, backward: bool) -> tuple[str | None, str | None]:
@@ -238,6 +248,20 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors(value)
     return found
+
+
+def _is_real_or_complex(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    values = readable.values(tensor)
+    return values is not None and bool(values.isnan().any())
+
+
+def _has_positive_infinity(tensor: Tensor) -> bool:
+    values = readable.values(tensor)
+    return values is not None and bool((values == math.inf).any())
 
 
 def _numbers(values: Any) -> list[float]:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import line, user_frame
 from amp_checks.audit.probes.recorder import Recorder
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.op_facts import MOVES, is_of_angle, tensors_of
-from amp_checks.audit.watching.places import line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api import private
 from amp_checks.torch_api.dtypes import LOW
@@ -106,14 +107,14 @@ class ValueRecorder(Recorder[list[Value]]):
         if "empty" in func.name():
             return  # what lies in new memory says nothing
         first = out[0] if isinstance(out, tuple | list) and out else out
-        if not isinstance(first, Tensor) or first.layout is not torch.strided:
+        if not isinstance(first, Tensor) or first.layout is not torch.strided or readable.values(first) is None:
             return
         of_angle = is_of_angle(_base(func.name()), first)
         if first.is_complex():
             first = torch.view_as_real(first.detach())
         if not first.is_floating_point():
             return
-        storages = [value.untyped_storage().data_ptr() for value in tensors_of(args)]
+        storages = [value.untyped_storage().data_ptr() for value in tensors_of(args) if value.layout is torch.strided]
         self._values.append(
             Value(
                 op=func.name(),
@@ -133,7 +134,13 @@ class ValueRecorder(Recorder[list[Value]]):
         if isinstance(value, int | float):
             return float(value)
         # Python numbers arrive as tensors of no dimension, always on the CPU.
-        if not isinstance(value, Tensor) or value.dim() or value.device.type != "cpu" or value.is_complex():
+        if (
+            not isinstance(value, Tensor)
+            or value.dim()
+            or value.device.type != "cpu"
+            or value.is_complex()
+            or (value.layout is not torch.strided)
+        ):
             return None
         return float(value.item()) if value.untyped_storage().data_ptr() not in self._made else None
 

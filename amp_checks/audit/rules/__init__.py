@@ -57,7 +57,7 @@ def _once(found: Iterator[Found]) -> Iterator[Found]:
     for one in found:
         key = (
             one.rule,
-            one.where,
+            one.where.partition(" (")[0] if one.where else None,  # in a library, whoever called it
             one.module if one.where is None else None,
             one.op,
             one.message if one.where is None else "",

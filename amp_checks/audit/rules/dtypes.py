@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.watching.events import RegionEntered
 from amp_checks.audit.watching.trace import Op
 from amp_checks.core import CastPolicy
 from amp_checks.records import cast_policy
@@ -24,6 +27,9 @@ _LISTED_AS = {
     "linalg_vector_norm": "norm.Scalar",
 }
 """Leaf ops, and the overload under which their policy is recorded."""
+
+_COPIES = re.compile(r"_?upsample_nearest")
+"""Ops with float32 in their policy that only copy values: 16 bits lose nothing."""
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
 
@@ -51,15 +57,19 @@ def kept_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     device = evidence.runs.backend.device_type
     if all(facts.dtype in LOW for facts in evidence.amp.parameters.values()):
         return
+    regions = any(event.enabled for event in evidence.amp.of(RegionEntered))
     for op in evidence.amp.ops:
         if op.backward or op.region is not None or op.outputs[0] not in LOW or op.function is not None:
             continue
         name = op.name.removeprefix("aten::")
         listed = _LISTED_AS.get(name, name)
+        if _COPIES.match(name) is not None:
+            continue
         if cast_policy.of(listed, device) in (CastPolicy.FP32, CastPolicy.FP32_SET_OPT_DTYPE):
-            yield _at(
-                op, f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
+            message = (
+                f"{op.name} runs in {dtype_name(op.outputs[0])} outside of autocast, which would run it in float32"
             )
+            yield dataclasses.replace(_at(op, message), remedy=None if regions else "give it float32")
 
 
 @rule("op-kept-in-float32", WARNING, remedy="use the form that is not in place and has no out=, and give it no float64")

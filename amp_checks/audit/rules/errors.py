@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
-from amp_checks.audit.rules.registry import rule
+from amp_checks.audit.rules.registry import at, rule
+from amp_checks.audit.watching.events import ScalerRaised
 from amp_checks.core import first_line
 
 
@@ -60,6 +61,13 @@ KNOWN = (
         remedy="keep parameters in float32 (no model.half()), and let autocast cast them",
     ),
     Known(
+        rule="no-optimizer-given",
+        pattern="object has no attribute 'param_groups'",
+        meaning="the scaler takes an optimizer, and was given something else: a method, or a list",
+        remedy="give scaler.step and scaler.unscale_ the optimizer itself; for a step in parts call scaler.unscale_, "
+        "then take the parts where its gradients are finite, then scaler.update()",
+    ),
+    Known(
         rule="closure-with-scaler",
         pattern="Closure use is not currently supported",
         meaning="scaler.step takes no closure",
@@ -93,6 +101,7 @@ def raises(evidence: Evidence) -> Iterator[Found]:
     """The program raises under AMP."""
     failure = evidence.amp.failure
     if failure is None:
+        yield from _caught(evidence)
         return
     text = str(failure.error)
     known = next((row for row in KNOWN if re.search(row.pattern, text)), None)
@@ -110,3 +119,14 @@ def raises(evidence: Evidence) -> Iterator[Found]:
         rule=known.rule if known is not None else None,
         remedy=known.remedy if known is not None else None,
     )
+
+
+def _caught(evidence: Evidence) -> Iterator[Found]:
+    """What a scaler raised and the program has caught: it goes on without what the scaler was to do."""
+    for event in evidence.amp.of(ScalerRaised):
+        known = next((row for row in KNOWN if re.search(row.pattern, event.text)), None)
+        what = f"{known.meaning} ({event.text})" if known is not None else event.text
+        found = at(event, f"{what}; the program catches that, and goes on without what the scaler was to do")
+        if known is not None:
+            found = dataclasses.replace(found, rule=known.rule, remedy=known.remedy)
+        yield found

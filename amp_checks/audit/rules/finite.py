@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.probes.sources import Source
 from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.watching.events import ConstantLost
+from amp_checks.audit.watching.events import ConstantLost, OptimizerStep, ScalerStep
 from amp_checks.torch_api.dtypes import dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -56,7 +57,11 @@ def describe(source: Source) -> str:
         what = f"{source.op} brings in an infinite constant"
     else:
         size = "" if math.isnan(source.magnitude) else f" (magnitudes {source.least:.3g} to {source.magnitude:.3g})"
-        what = f"{source.op} makes {source.value} out of finite {dtypes}{size}"
+        if source.of_infinite and "softmax" in source.op:
+            what = f"{source.op} makes {source.value} of a row of {dtypes} that is masked whole"
+        else:
+            kind = f"{dtypes} that holds infinities" if source.of_infinite else f"finite {dtypes}"
+            what = f"{source.op} makes {source.value} out of {kind}{size}"
     if source.nan_by is not None:
         what += f", of which {source.nan_by[0]} makes NaN at {source.nan_by[1]}"
     return what
@@ -93,10 +98,29 @@ def non_finite_loss(evidence: Evidence) -> Iterator[Found]:
         return  # `data-not-finite` reports it
     if source is None:
         yield Found(message="the loss is not finite", step=step)
+    elif (few := _few_and_skipped(evidence)) is not None:
+        message = f"the loss is not finite in {few} iterations, whose steps were skipped: {describe(source)}"
+        yield dataclasses.replace(_found(source, message, step=step), severity=WARNING)
     elif not _same_in_float32(evidence, step):
         yield _found(source, f"the loss is not finite: {describe(source)}", step=step)
     else:
         yield _found(source, f"the loss is not finite, in float32 neither: {describe(source)}", step=step)
+
+
+FEW = 0.2
+"""Share of iterations up to which skipped ones cost little: a batch that overflows now and then."""
+
+
+def _few_and_skipped(evidence: Evidence) -> str | None:
+    """How many iterations have a loss that is not finite, where they are few and a scaler skipped their steps."""
+    trace = evidence.amp
+    bad = {step for step, loss in trace.losses if not math.isfinite(loss)}
+    kept = {event.step for event in trace.of(ScalerStep) if not event.skipped}
+    kept |= {event.step for event in trace.of(OptimizerStep)}
+    skipped = {event.step for event in trace.skipped_steps}
+    if not bad <= skipped - kept or len(bad) > FEW * trace.steps or not trace.finite:
+        return None
+    return f"{len(bad)} of {trace.steps}"
 
 
 def _same_in_float32(evidence: Evidence, step: int) -> bool:
@@ -111,7 +135,8 @@ def non_finite_gradient(evidence: Evidence) -> Iterator[Found]:
         return
     source = found.gradient
     heals = source.value == "inf" and not (_divides(source) and source.least == 0.0)
-    if evidence.amp.scaled and heals:
+    settled = evidence.runs.settled
+    if evidence.amp.scaled and heals and not (settled is not None and settled.never):
         return
     yield _found(
         source,
@@ -132,8 +157,9 @@ def _divides(source: Source) -> bool:
 )
 def buffer_poisoned(evidence: Evidence) -> Iterator[Found]:
     """Buffers are written in forward: a step that is skipped for an overflow has written them already."""
+    exact = evidence.fp32.buffers
     for name, (_, finite) in evidence.amp.buffers.items():
-        if not finite:
+        if not finite and exact.get(name, (None, True))[1]:  # else it is so by design: a mask, a running minimum
             source = evidence.sources.buffers.get(name) if evidence.sources is not None else None
             why = f": {describe(source)}" if source is not None else ""
             yield Found(

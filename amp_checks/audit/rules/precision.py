@@ -27,8 +27,8 @@ from amp_checks.audit.measures import (
     wrong_size,
 )
 from amp_checks.audit.probes.values import Amplified
-from amp_checks.audit.rules.registry import rule
-from amp_checks.audit.watching.events import Backward, LossScaled
+from amp_checks.audit.rules.registry import at, rule
+from amp_checks.audit.watching.events import Backward, IntegersRounded, LossScaled, SumStagnates
 from amp_checks.torch_api.dtypes import dtype_name
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -174,6 +174,25 @@ def _stands_out(compared: Compared) -> bool:
     return total_error(compared) > UNPLACED_ERROR and not ill_conditioned(compared)
 
 
+@rule(
+    "integers-in-16-bits",
+    ERROR,
+    remedy="keep integers as they are, in another tensor: float16 holds all of them up to 2048, bfloat16 up to 256",
+)
+def integers_in_16_bits(evidence: Evidence) -> Iterator[Found]:
+    """Numbers of rows or classes that travel beside 16-bit features come out as other numbers."""
+    for event in evidence.amp.of(IntegersRounded):
+        yield at(event, f"{event.share:.0%} of these integers become others in {dtype_name(event.dtype)}")
+
+
+@rule("sum-stagnates", WARNING, remedy="carry the sum in float32: start it as a float32 tensor, and cast the result")
+def sum_stagnates(evidence: Evidence) -> Iterator[Found]:
+    """A term below half a unit in the last place of the sum adds nothing, however many come."""
+    for event in evidence.amp.of(SumStagnates):
+        message = f"after {event.count} additions in {dtype_name(event.dtype)} most of this sum no longer changes"
+        yield at(event, message, op=event.op)
+
+
 @rule("loss-in-16-bits", WARNING, remedy="compute the loss on float32: loss_fn(output.float(), target)")
 def loss_in_16_bits(evidence: Evidence) -> Iterator[Found]:
     """A mean of many small terms in 16 bits loses them, and squares overflow float16 from 256 on."""
@@ -197,9 +216,18 @@ def initial_scale(evidence: Evidence) -> Iterator[Found]:
     """Too large an initial scale costs the first steps, too small a one the smallest gradients."""
     trace = evidence.amp
     scale, peaks = trace.first_scale, peaks_of_backward(trace)
-    if scale is None or not peaks or max(peaks) == 0.0:
+    lost = any(not math.isfinite(loss) for _, loss in trace.losses)
+    if scale is None or not peaks or max(peaks) == 0.0 or lost:
         return
-    skipped = len(trace.skipped_steps)
+    skipped, settled = len(trace.skipped_steps), evidence.runs.settled
+    if settled is not None and settled.never:
+        return
+    if settled is not None:
+        yield Found(
+            message=f"backward overflows at loss scale {settled.own:g}, and the case has too few batches for it to "
+            f"settle: it is audited from {settled.start:g} on; no fault, but the steps before train nothing"
+        )
+        return
     if not math.isfinite(max(peaks)):
         if skipped and trace.scales:
             yield Found(

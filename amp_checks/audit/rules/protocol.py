@@ -13,13 +13,16 @@ from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.watching.events import (
     Backward,
+    GradientsCleared,
     GradientsRead,
     GradientsWritten,
     InnerGradientUsed,
     LossScaled,
+    LossScaleRead,
     ManualLossScale,
     OptimizerStep,
     ScalerMade,
+    ScalerRaised,
     ScalerStep,
     ScalerUpdated,
     Unscaled,
@@ -50,7 +53,8 @@ def loss_scaling_missing(evidence: Evidence) -> Iterator[Found]:
     unscales = any(event.enabled for event in trace.of(ScalerStep))  # then a loss was not scaled
     scales = trace.scaled or trace.first(ManualLossScale) is not None
     first = trace.first(Backward)
-    if first is None or scales or unscales or disabled_itself or torch.float16 not in trace.low_dtypes():
+    low = any(op.backward and torch.float16 in op.outputs for op in trace.ops)
+    if first is None or scales or unscales or disabled_itself or not low or torch.float16 not in trace.low_dtypes():
         return
     yield at(first, "a float16 program differentiates a loss that nothing scales")
 
@@ -98,6 +102,14 @@ def scaled_gradients_modified(evidence: Evidence) -> Iterator[Found]:
 
     A division by the world size, say, commutes with the scale: that the gradients of the step are right shows it.
     """
+    for step in evidence.amp.events:
+        if isinstance(step, ScalerStep | Unscaled) and step.undone_at is not None:
+            yield Found(
+                message="gradients are divided by the loss scale here, and once more by the scaler",
+                remedy="leave this division out, or call scaler.unscale_(optimizer) in its place",
+                where=step.undone_at or step.where,
+                step=step.step,
+            )
     lines = set()  # a bound from below and one from above are one clipping
     for event in evidence.amp.of(GradientsWritten):
         if event.late or event.where in lines:
@@ -153,8 +165,10 @@ def scaled_gradients_read(evidence: Evidence) -> Iterator[Found]:
     reads = evidence.amp.of(GradientsRead)
     meant = {event.where for event in evidence.amp.of(GradientsWritten)}
     meant |= {event.where for event in reads if event.op.partition(".")[0] in _COMPARISONS}
+    # A Python number carries no mark: that the same function computes with the loss scale is all that can be seen.
+    unscaled = {(event.step, event.function) for event in evidence.amp.of(LossScaleRead)}
     for event in reads:
-        if event.where not in meant:
+        if event.where not in meant and (event.step, event.function) not in unscaled:
             yield at(event, f"{event.op} reads gradients that are still scaled", op=event.op)
 
 
@@ -186,7 +200,13 @@ def scaler_updated_mid_accumulation(evidence: Evidence) -> Iterator[Found]:
 def scaler_bypassed(evidence: Evidence) -> Iterator[Found]:
     """`GradScaler.step` unscales, and skips the step where a gradient is not finite."""
     for event in evidence.amp.of(OptimizerStep):
-        if event.scaled:
+        if event.again is not None:
+            message = (
+                f"optimizer.step() takes the gradients of scaler.step at {event.again} once more: they count twice, "
+                "and a step that the scaler skips is taken here"
+            )
+            yield dataclasses.replace(at(event, message), remedy="leave this optimizer.step() out")
+        elif event.scaled:
             yield at(event, "optimizer.step() uses gradients that are still scaled")
         elif event.unscaled:
             yield at(event, "optimizer.step() after scaler.unscale_: a step with infinite gradients is not skipped")
@@ -197,7 +217,8 @@ def scaler_update_missing(evidence: Evidence) -> Iterator[Found]:
     """Without it the scale never adapts, and the next unscale_ or step raises."""
     trace = evidence.amp
     steps = [event for event in trace.of(ScalerStep) if event.enabled]
-    if steps and trace.failure is None and trace.first(ScalerUpdated) is None:
+    raised = trace.first(ScalerRaised) is not None  # the second step says so itself
+    if steps and trace.failure is None and trace.first(ScalerUpdated) is None and not raised:
         yield at(steps[-1], "scaler.step is never followed by scaler.update")
 
 
@@ -219,6 +240,17 @@ def zero_grad_missing(evidence: Evidence) -> Iterator[Found]:
     for event in evidence.amp.events:
         if isinstance(event, ScalerStep | OptimizerStep) and event.carried:
             yield at(event, f"the gradient of {event.carried} still holds that of the step before")
+
+
+@rule(
+    "gradients-cleared-before-step",
+    ERROR,
+    remedy="clear gradients before backward, or after the step: optimizer.zero_grad() at the start of an iteration",
+)
+def gradients_cleared_before_step(evidence: Evidence) -> Iterator[Found]:
+    """The step then moves nothing, or by weight decay and momentum alone."""
+    for event in evidence.amp.of(GradientsCleared):
+        yield at(event, "gradients are cleared here, after backward and before the step, which finds none")
 
 
 @rule("inner-gradient-scaled", ERROR, remedy="divide what autograd.grad gives by scaler.get_scale() before using it")

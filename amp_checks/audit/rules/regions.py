@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -41,6 +42,10 @@ def autocast_never_on(evidence: Evidence) -> Iterator[Found]:
         return  # a region that disabled itself has another rule
     if (scale := trace.first(LossScaled)) is not None:
         yield at(scale, "the loss is scaled, but no autocast region is entered and nothing runs in 16 bits")
+    elif any(not event.in_backward for event in trace.of(RegionEntered)):
+        first = next(event for event in trace.of(RegionEntered) if not event.in_backward)
+        message = "each autocast region is entered with enabled=False, and nothing runs in 16 bits"
+        yield dataclasses.replace(at(first, message), severity=Severity.NOTE, remedy="none, where that is meant")
     elif (backward := trace.first(Backward)) is not None:
         yield at(backward, "no autocast region is entered, and nothing runs in 16 bits")
 

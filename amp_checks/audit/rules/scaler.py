@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.watching.events import LossScaled, ScalerMade, ScalerStep
+from amp_checks.audit.watching.trace import Trace
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
@@ -37,9 +39,16 @@ def scaler_disabled_itself(evidence: Evidence) -> Iterator[Found]:
 
 @rule("scaler-recreated", WARNING, remedy="make one scaler, before the loop")
 def scaler_recreated(evidence: Evidence) -> Iterator[Found]:
-    """Its scale starts over, and never settles."""
-    made = [event for event in evidence.amp.of(ScalerMade) if event.step >= 1 and event.enabled]
-    if made:
+    """Its scale starts over, and never settles. One that loads the state of the one before goes on from there."""
+    trace = evidence.amp
+    made = [event for event in trace.of(ScalerMade) if event.step >= 1 and event.enabled]
+    made = [event for event in made if event.number not in trace.restored_scalers]
+    if len(made) == 1:
+        message = "a new GradScaler is made in the loop, and loads no state: the loss scale starts over"
+        yield dataclasses.replace(
+            at(made[0], message), remedy="load the state_dict() of the one before, or keep that one"
+        )
+    elif made:
         yield at(made[0], "a new GradScaler is made in the loop, so the loss scale never settles")
 
 
@@ -56,7 +65,8 @@ def optimizers_out_of_step(evidence: Evidence) -> Iterator[Found]:
     if len(steps) < 2:
         return
     most, least = max(steps, key=lambda n: skips[n]), min(steps, key=lambda n: skips[n])
-    if skips[most] - skips[least] >= 2 and skips[most] * 2 > steps[most]:
+    settled = not last[most].skipped and not _unexplained(evidence.amp, most)
+    if skips[most] - skips[least] >= 2 and skips[most] * 2 > steps[most] and not settled:
         names = evidence.amp.optimizers
         yield at(
             last[most],
@@ -98,18 +108,31 @@ def steps_skipped(evidence: Evidence) -> Iterator[Found]:
     steps, skipped = trace.of(ScalerStep), trace.skipped_steps
     if not skipped or trace.failure is not None:
         return
+    settled = evidence.runs.settled
+    if settled is not None and settled.never and len(skipped) == len(steps):
+        message = f"every step is skipped, at every loss scale from {settled.own:g} down to {trace.scales[-1]:g}"
+        yield dataclasses.replace(at(skipped[0], message), severity=ERROR)
+        return
     if len(skipped) == len(steps) and len(steps) >= 4:
         last = f"; the scale fell to {trace.scales[-1]:g}" if trace.scales else ""
         yield at(skipped[0], f"all {len(steps)} steps were skipped{last}")
         return
-    good, unexplained = 0.0, []
-    for event, scale in zip(steps, trace.scales_before(len(steps)), strict=False):
-        if not event.skipped:
-            good = max(good, scale)
-        elif scale <= good:
-            unexplained.append(event)
+    unexplained = [event for number in range(len(trace.optimizers)) for event in _unexplained(trace, number)]
     if len(unexplained) > max(1, len(steps) // 5):
         yield at(
             unexplained[0],
             f"{len(unexplained)} of {len(steps)} steps were skipped at loss scales at which others were not",
         )
+
+
+def _unexplained(trace: Trace, optimizer: int) -> list[ScalerStep]:
+    """The steps of an optimizer that were skipped at a loss scale at which one of it was taken before."""
+    good, found = 0.0, []
+    for event in trace.of(ScalerStep):
+        if event.optimizer != optimizer:
+            continue
+        if not event.skipped:
+            good = max(good, event.scale)
+        elif event.scale <= good:
+            found.append(event)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.watching.events import CheckpointSaved, StateCarried
+from amp_checks.audit.watching.events import Backward, CheckpointSaved, GradientsRead, StateCarried
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -42,11 +43,23 @@ def sixteen_bit_buffer(evidence: Evidence) -> Iterator[Found]:
     if not any(facts.dtype is torch.float32 for facts in evidence.amp.parameters.values()):
         return
     for name, (dtype, _) in evidence.amp.buffers.items():
-        if dtype in LOW:
+        if dtype in LOW and name in evidence.amp.buffers_used and not _is_of_low_module(evidence, name):
             yield Found(
                 message=f"buffer {name} is {dtype_name(dtype)} in a float32 model",
                 module=name.rpartition(".")[0] or name,
+                where=evidence.amp.buffers_used[name],
             )
+
+
+def _is_of_low_module(evidence: Evidence, buffer: str) -> bool:
+    """Whether the nearest module around it that has parameters has none but 16-bit ones: then so should it be."""
+    path = buffer
+    while "." in path:
+        path = path.rpartition(".")[0]
+        dtypes = {facts.dtype for name, facts in evidence.amp.parameters.items() if name.startswith(f"{path}.")}
+        if dtypes:
+            return dtypes <= set(LOW)
+    return False
 
 
 @rule("counter-in-16-bits", WARNING, remedy="count in integers, accumulate in float32 or float64")
@@ -69,9 +82,46 @@ def no_gradient(evidence: Evidence) -> Iterator[Found]:
         return
     exact = evidence.compared.exact.gradients
     for name, facts in trace.parameters.items():
-        if facts.trained and facts.read_at is not None and not facts.stepped and not facts.skipped and name in exact:
+        never = not facts.stepped and not facts.skipped and not facts.received
+        if facts.trained and facts.read_at is not None and never and name in exact:
             message = f"{name} is used in the forward and gets no gradient, as in float64 it does"
             yield Found(message=message, module=name, where=facts.read_at or None)
+
+
+@rule(
+    "gradients-never-used", ERROR, remedy="see to it that iterations end in scaler.step(optimizer) and scaler.update()"
+)
+def gradients_never_used(evidence: Evidence) -> Iterator[Found]:
+    """Backward gives gradients, float64 trains with them: under AMP no step is made, and none is skipped."""
+    trace, exact = evidence.amp, evidence.compared.exact.gradients
+    waiting = {
+        name: facts
+        for name, facts in trace.parameters.items()
+        if facts.trained and facts.received and not facts.stepped and not facts.skipped and name in exact
+    }
+    backward = trace.first(Backward)
+    if not waiting or trace.failure is not None or backward is None:
+        return
+    if any(facts.pending is False for facts in waiting.values()) and trace.scaled:
+        message = (
+            f"gradients are infinite at loss scale {trace.first_scale:g}, the program leaves their steps out by "
+            "itself, and the scaler never learns of it: the scale stays"
+        )
+        remedy = "call scaler.step(optimizer) and scaler.update() for such a step too: the scaler skips it itself"
+        yield dataclasses.replace(at(backward, message), remedy=remedy)
+        return
+    name = next(iter(waiting))
+    message = (
+        f"{len(waiting)} parameters, {name} among them, have gradients that no step ever uses, as in float64 one does"
+    )
+    read = trace.first(GradientsRead)
+    if read is None:
+        yield at(backward, message)
+        return
+    remedy = "call scaler.unscale_(optimizer) before gradients are compared with a bound"
+    yield dataclasses.replace(
+        at(read, f"{message}: what is decided here is decided on scaled gradients"), remedy=remedy
+    )
 
 
 @rule("scaler-not-saved", WARNING, remedy="save scaler.state_dict() with the rest, and load it")
@@ -79,15 +129,17 @@ def scaler_not_saved(evidence: Evidence) -> Iterator[Found]:
     """Scale and growth tracker start over: the first steps after a resume are skipped, as they were at first."""
     if not evidence.amp.scaled:
         return
-    for event in evidence.amp.of(CheckpointSaved):
-        if event.optimizer and not event.scaler:
+    saved = evidence.amp.of(CheckpointSaved)
+    with_scaler = {event.step for event in saved if event.scaler}  # maybe in a file of its own
+    for event in saved:
+        if event.optimizer and event.step not in with_scaler:
             yield Found(
                 message="this checkpoint holds an optimizer's state and no scaler's", where=event.where, step=event.step
             )
     if evidence.resumed is not None:
-        for saved, loaded in evidence.resumed.scales:
-            if saved != loaded:
-                yield Found(message=f"the loss scale is {saved:g} when saved and {loaded:g} when resumed", op="load")
+        for before, after in evidence.resumed.scales:
+            if before != after:
+                yield Found(message=f"the loss scale is {before:g} when saved and {after:g} when resumed", op="load")
 
 
 @rule(
@@ -103,6 +155,12 @@ def checkpoint_lost(evidence: Evidence) -> Iterator[Found]:
     if resumed.error is not None:
         yield Found(
             message=f"saving and loading raises {resumed.error}", remedy="make save and load work on a fresh program"
+        )
+    elif resumed.lost and resumed.weightless:
+        yield Found(
+            message=f"what save gives holds no weights: {resumed.lost[0]} differs after loading",
+            module=resumed.lost[0],
+            remedy="save model.state_dict() with the rest, and load it",
         )
     elif resumed.lost:
         yield Found(message=f"{resumed.lost[0]} differs from what was saved", module=resumed.lost[0])

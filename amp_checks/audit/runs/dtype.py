@@ -21,10 +21,20 @@ from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
-_LOWER = {torch.float32: (torch.float16, torch.bfloat16), torch.float64: (torch.float16, torch.bfloat16, torch.float32)}
+_WIDER = {
+    torch.float32: {
+        torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64,
+    },
+    torch.float64: {
+        torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+        torch.complex32: torch.complex128, torch.complex64: torch.complex128,
+    },
+}  # fmt: skip
+"""What each lower dtype becomes, by the dtype that is computed in."""
 _CONVERSIONS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
+_RANDOM = {torch.rand, torch.randn, torch.randint, torch.normal}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
 _SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 _OF_SCALERS = ("scale", "unscale_", "_check_inf_per_device")
@@ -37,7 +47,7 @@ class HigherPrecisionMode(TorchFunctionMode):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype, self.lower = dtype, _LOWER[dtype]
+        self.dtype, self.wider = dtype, _WIDER[dtype]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -51,6 +61,8 @@ class HigherPrecisionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _CONVERSIONS:
             return args[0].to(self.dtype)
+        if func in _RANDOM | _RANDOM_LIKE and kwargs.get("dtype") in self.wider:
+            return _upcast(func(*args, **kwargs), self.dtype)  # in another dtype it would draw other numbers
         if func in _RANDOM_LIKE:
             return func(*args, **{**kwargs, "dtype": torch.float32}).to(self.dtype)
         if func in _RANDOM_IN_PLACE and args[0].dtype is self.dtype:
@@ -60,16 +72,15 @@ class HigherPrecisionMode(TorchFunctionMode):
                 )
             return args[0].copy_(drawn)
         changes = name.endswith("_") and not name.endswith("__")
-        if changes and isinstance(args[0], Tensor) and args[0].dtype in self.lower:
+        if changes and isinstance(args[0], Tensor) and args[0].dtype in self.wider:
             # Written to in place: it keeps its dtype, and what is written must have it.
             return func(args[0], *[_as(value, args[0].dtype) for value in args[1:]], **kwargs)
         first = args[:1] if changes else ()
         rest = [_upcast(value, self.dtype) for value in args[len(first) :]]
         named = {key: value if key == "out" else _upcast(value, self.dtype) for key, value in kwargs.items()}
         out = func(*first, *rest, **named)
-        if isinstance(out, Tensor) and out.dtype in self.lower and not changes and "out" not in kwargs:
-            return out.to(self.dtype)
-        return out
+        kept = changes or "out" in kwargs or not isinstance(out, Tensor)
+        return out if kept else _upcast(out, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ class Compute(Change):
     def prepared(self, training: Training) -> Training:
         """The training with its models in that dtype, in place, and its batches."""
         for module in training.modules().values():
-            module.to(self.dtype)
+            _convert(module, self.dtype)
         batches: Any = _Batches(training.batches, self.dtype)
         return dataclasses.replace(training, batches=batches)
 
@@ -106,6 +117,22 @@ class Compute(Change):
                 yield
 
 
+def _convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """``module.to(dtype)``, in place, which would make real numbers of complex ones."""
+    parameters = [(one, one.data) for one in module.parameters() if one.is_complex()]
+    buffers = [
+        (owner, name, value)
+        for owner in module.modules()
+        for name, value in owner.named_buffers(recurse=False)
+        if value.is_complex()
+    ]
+    module.to(dtype)
+    for parameter, was in parameters:
+        parameter.data = _upcast(was, dtype)
+    for owner, name, value in buffers:
+        setattr(owner, name, _upcast(value, dtype))
+
+
 def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with private.no_function_modes():
         return original(*args, **kwargs)
@@ -113,9 +140,9 @@ def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _upcast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.dtype):
-        return dtype if value in _LOWER[dtype] else value
+        return _WIDER[dtype].get(value, value)
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype in _LOWER[dtype] else value
+        return value.to(_WIDER[dtype][value.dtype]) if value.dtype in _WIDER[dtype] else value
     if type(value) in (list, tuple):
         return type(value)(_upcast(item, dtype) for item in value)
     return value

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.runs.change import Change
-from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching import readable, scaling
 from amp_checks.audit.watching.events import OverflowHidden
 from amp_checks.audit.watching.gradients import Gradient, State
-from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.state import Listener
 from amp_checks.audit.watching.watch import Watch
 from amp_checks.torch_api import private
@@ -126,18 +126,9 @@ def _holds_finite(gradient: Gradient) -> bool:
 
 
 def _floating(values: Any) -> list[Tensor]:
-    return [value for value in scaling.tensors(values) if _can_be_looked_at(value)]
-
-
-def _can_be_looked_at(value: Tensor) -> bool:
-    """Whether there is a function that looks for an infinity in it.
-
-    There is none for numbers of 8 bits, nested tensors, compressed sparse ones, and those that hold no data.
-    """
-    plain = type(value) in (Tensor, torch.nn.Parameter) and not value.is_nested and not value.is_meta
-    numbers = value.is_floating_point() and value.dtype.itemsize > 1
-    return plain and numbers and value.layout in (torch.strided, torch.sparse_coo)
+    read = (readable.values(value) for value in scaling.tensors(values))
+    return [value for value in read if value is not None and value.is_floating_point()]
 
 
 def _is_finite(value: Tensor) -> bool:
-    return bool((value.coalesce().values() if value.is_sparse else value).isfinite().all())
+    return bool(value.isfinite().all())

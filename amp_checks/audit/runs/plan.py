@@ -22,6 +22,7 @@ from amp_checks.audit.runs.disabled import AutocastOff, ScalerOff
 from amp_checks.audit.runs.dtype import Compute
 from amp_checks.audit.runs.overflow import InjectedOverflow
 from amp_checks.audit.runs.resume import Resumed, resume
+from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_skipped
 from amp_checks.audit.runs.start import start_of
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.trace import Trace
@@ -79,7 +80,11 @@ def scaled_in(dtype: torch.dtype) -> Setup:
 
 
 class Runs:
-    """The runs of a case under a backend."""
+    """The runs of a case under a backend.
+
+    Attributes:
+        settled: from which loss scale on it is run, where all of its steps were skipped; None where it is run as it is.
+    """
 
     def __init__(self, case: AuditCase, backend: Backend) -> None:
         self.case = case
@@ -87,6 +92,21 @@ class Runs:
         self._finished: dict[Setup, tuple[Trace, Any]] = {}
         self._trained: tuple[Training, list[Any]] | None = None
         self._is_active = False
+        self._always: tuple[Change, ...] = ()
+        self.settled: Settled | None = None
+
+    def settle(self) -> None:
+        """Start at a lower loss scale where the case has too few batches for its own to come down, in all runs."""
+        own = scale = self.trace(AMP).first_scale or 1.0
+        while all_skipped(trace := self.trace(AMP)):
+            scale, before = min(scale, trace.scales[-1]), scale
+            never = scale < LEAST_SCALE or scale == before  # or the program sets the scale by itself
+            self.settled = Settled(own=own, start=trace.first_scale or 1.0, never=never)
+            if never:
+                return
+            self._always = (StartScale(scale),)
+            self._finished.clear()
+            self.settled = Settled(own=own, start=scale, never=False)
 
     def trace(self, setup: Setup) -> Trace:
         """What was seen of that run.
@@ -155,7 +175,7 @@ class Runs:
         watch = Watch(ops=setup.ops, raw=setup.raw, alignment=setup.alignment)
         recorder = setup.recorder(watch.state, setup.recorded_step) if setup.recorder is not None else None
         with ExitStack() as stack:
-            for change in setup.changes:
+            for change in (*self._always, *setup.changes):
                 stack.enter_context(change.around(watch))
             stack.enter_context(watch.installed())
             training = self.case.training(self.backend)
@@ -179,7 +199,8 @@ class Runs:
     def _loop(self, watch: Watch, iterate: Callable[[], Iterable[int]], *, may_exit: bool) -> None:
         try:
             for _ in iterate():
-                watch.end_step()
+                if watch.state.training.run is None or not watch.trace.steps:  # a loop that is the program's own counts
+                    watch.end_step()
         except (UsageError, KeyboardInterrupt):
             raise
         except SystemExit as error:

@@ -22,6 +22,7 @@ class Resumed:
     """What came back in a fresh program that loaded the checkpoint of a trained one.
 
     Attributes:
+        weightless: what was saved holds tensors and numbers, and no weights of the model.
         error: what saving or loading raised, or None.
         scales: loss scale saved and loaded, for each enabled scaler.
         lost: names of parameters that differ after loading.
@@ -29,6 +30,7 @@ class Resumed:
     """
 
     error: str | None = None
+    weightless: bool = False
     scales: tuple[tuple[float, float], ...] = ()
     lost: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ def resume(case: AuditCase, backend: Backend, trained: Training, made_scalers: S
         return Resumed(error=describe(error))
     return Resumed(
         scales=scales,
+        weightless=not any(_holds(state, value) for value in saved.values()),
         lost=tuple(name for name, value in saved.items() if name in loaded and not _same(value, loaded[name])),
         overwritten=tuple(
             name for name in loaded if name in first and _went_back(first[name], loaded[name], after[name])
@@ -69,6 +72,17 @@ def resume(case: AuditCase, backend: Backend, trained: Training, made_scalers: S
 
 def _weights(training: Training) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in training.named_parameters().items()}
+
+
+def _holds(state: Any, value: torch.Tensor) -> bool:
+    """Whether nested containers hold that tensor, or anything that may: a module, a file, bytes."""
+    if isinstance(state, dict):
+        return any(_holds(item, value) for item in state.values())
+    if isinstance(state, list | tuple | set):
+        return any(_holds(item, value) for item in state)
+    if isinstance(state, torch.Tensor):
+        return state.shape == value.shape and torch.allclose(state.double().cpu(), value.double().cpu(), equal_nan=True)
+    return not isinstance(state, int | float | str | None)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amp_checks.audit.watching import scaling
+from amp_checks.audit.watching import readable, scaling
 from amp_checks.audit.watching.events import Backward
 from amp_checks.audit.watching.ops import OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
@@ -104,8 +104,7 @@ class BackwardWatch:
                 for listener in state.listeners:
                     listener.grad_gave_gradient(gradient, result, scale)
                 gradient.handed = (result, scale, where)
-                if not self._optimizers.known:
-                    value = result.detach().to(device="cpu", dtype=torch.float64, copy=True)
+                if not self._optimizers.known and (value := readable.exact(result)) is not None:
                     state.trace.gradients.setdefault(gradient.name, value / (scale or 1.0))
 
 

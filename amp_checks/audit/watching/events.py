@@ -56,11 +56,18 @@ class FunctionApplied(Event):
 
 
 class ScalerMade(Event):
-    """A scaler was made, ``asked`` to be enabled or not."""
+    """A scaler was made, the how manieth by ``number``, ``asked`` to be enabled or not."""
 
     asked: bool
     enabled: bool
     device: str
+    number: int
+
+
+class LossScaleRead(Event):
+    """The program computes with the loss scale, in that ``function``."""
+
+    function: int
 
 
 class LossScaled(Event):
@@ -92,19 +99,28 @@ class InnerGradientUsed(Event):
 
 
 class Unscaled(Event):
-    """The program unscaled gradients; ``plain_at``: the line that differentiated one of their losses unscaled."""
+    """The program unscaled gradients; ``plain_at``: the line that differentiated one of their losses unscaled.
+
+    ``undone_at``: the line at which the program had divided them by the loss scale already.
+    """
 
     plain_at: str | None
+    undone_at: str | None = None
 
 
 class ScalerStep(Event):
-    """A scaler stepped an optimizer, by its number, or skipped it; ``carried``: a gradient that was never zeroed."""
+    """A scaler stepped an optimizer, by its number, or skipped it; ``carried``: a gradient that was never zeroed.
+
+    ``scale`` is the loss scale that it divided by; ``undone_at``: the line at which the program had already.
+    """
 
     optimizer: int
     skipped: bool
     enabled: bool
     plain_at: str | None
     carried: str | None
+    scale: float
+    undone_at: str | None = None
 
 
 class ScalerUpdated(Event):
@@ -114,11 +130,15 @@ class ScalerUpdated(Event):
 
 
 class OptimizerStep(Event):
-    """An optimizer was stepped by the program itself, with gradients some of which were scaled or unscaled."""
+    """An optimizer was stepped by the program itself, with gradients some of which were scaled or unscaled.
+
+    ``again``: the line at which a scaler had stepped it with these gradients, or skipped it.
+    """
 
     scaled: bool
     unscaled: bool
     carried: str | None
+    again: str | None = None
 
 
 class ManualLossScale(Event):
@@ -136,9 +156,35 @@ class SchedulerStep(Event):
 
 
 class GradientsRead(Event):
-    """An op read scaled gradients."""
+    """An op read scaled gradients, in that ``function``."""
 
     op: str
+    function: int = 0
+
+
+class GradientsCleared(Event):
+    """An optimizer is to step with gradients that the program cleared after backward, at this line."""
+
+
+class ScalerRaised(Event):
+    """A method of a scaler raised: the type and text of that."""
+
+    text: str
+
+
+class IntegersRounded(Event):
+    """Integers were cast to 16 bits at this line, a share of them to other ones, and made integers again."""
+
+    dtype: torch.dtype
+    share: float
+
+
+class SumStagnates(Event):
+    """A sum was carried through ``count`` additions in 16 bits, and most elements no longer change."""
+
+    op: str
+    dtype: torch.dtype
+    count: int
 
 
 class GradientsWritten(Event):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from amp_checks.audit.watching import readable
 from amp_checks.torch_api import private
 
 
@@ -32,6 +33,10 @@ class Gradient:
             where there was none.
         stepped, stepped_before: its optimizer stepped, or skipped, since it was last zeroed; so already before the
             backward that runs.
+        received: whether a backward ever wrote to it.
+        cleared_at: the line that cleared it after a backward and before any step; or None.
+        stepped_at: the line at which a scaler last did, or None.
+        undone_at: the line at which the program divided it by its loss scale, since its last backward; or None.
         updated: the scaler was updated since it was last written, and no step was made with it.
         carried: it was added to although its optimizer had stepped with it.
         injected: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
@@ -51,6 +56,10 @@ class Gradient:
     plain: str | None = None
     stepped: bool = False
     stepped_before: bool = False
+    received: bool = False
+    cleared_at: str | None = None
+    stepped_at: str | None = None
+    undone_at: str | None = None
     updated: bool = False
     carried: bool = False
     injected: bool = False
@@ -64,9 +73,12 @@ class Gradient:
     before: torch.Tensor | None = None
     version: int = -1
 
-    def reset(self) -> None:
-        """It was zeroed, or is gone."""
+    def reset(self, where: str | None = None) -> None:
+        """It was zeroed, by the program at that line, or is gone."""
+        if where is not None and self.state is not State.NONE and not self.stepped:
+            self.cleared_at = where
         self.state, self.scale, self.plain = State.NONE, None, None
+        self.stepped_at = self.undone_at = None
         self.stepped = self.updated = self.carried = self.modified = False
         self.held = self.memory = self.raw = self.before = None
         self.factors = self.multiplied = ()
@@ -85,6 +97,10 @@ class Gradient:
         if scale is None:
             self.plain = where or ""
 
+    def undone(self, where: str | None) -> None:
+        """The program divided it by its loss scale."""
+        self.state, self.undone_at = State.UNSCALED, where or ""
+
     def was_zeroed(self) -> bool:
         """Whether there is nothing in it, though something else was there when it was last seen."""
         now = self.parameter.grad
@@ -96,7 +112,7 @@ class Gradient:
     def is_zero(self) -> bool:
         """Whether it is there, and holds nothing but zeros."""
         now = self.parameter.grad
-        return now is not None and not bool((now.coalesce().values() if now.is_sparse else now).any())
+        return now is not None and readable.is_zero(now)
 
     def hold(self, now: torch.Tensor) -> None:
         """Note that this is there."""
@@ -119,6 +135,15 @@ class Gradient:
         share = share / scale
         self.raw = share if self.raw is None else self.raw + share
         self.before = None
+
+
+def cleared_at(gradients: Iterable[Gradient]) -> str | None:
+    """The line that cleared all gradients of a step; None where some are there, or none came."""
+    known = list(gradients)
+    lines = [gradient.cleared_at for gradient in known if gradient.cleared_at is not None]
+    if not lines or any(one.parameter.grad is not None and not one.is_zero() for one in known):
+        return None
+    return lines[0]
 
 
 class Book:
@@ -212,5 +237,6 @@ class Book:
                 gradient.plain = gradient.plain or where or ""
             gradient.updated = False
             gradient.hold(now)
-            gradient.factors, gradient.multiplied = factors, ()
+            gradient.factors, gradient.multiplied, gradient.undone_at = factors, (), None
+            gradient.received, gradient.cleared_at = True, None
         return onto_unscaled, after_update

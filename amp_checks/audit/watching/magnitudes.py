@@ -26,7 +26,8 @@ class Magnitudes:
         count: how many values.
         zeros: how many are zero.
         subnormal: how many are below the least normal number (6.1e-5 in float16), and not zero.
-        saturated: how many are the largest finite number or beyond: infinite or NaN.
+        saturated: how many are the largest finite number or beyond: infinite or NaN. The least finite number is no
+            value: masks are made of it.
         least: the smallest size that is not zero; infinity where there is none.
         greatest: the largest finite size; 0.0 where there is none.
     """
@@ -84,17 +85,18 @@ def on_device(values: torch.Tensor) -> torch.Tensor:
     Args:
         values: float16 or bfloat16, any shape, not empty.
     """
-    bits = values.detach().view(torch.int16).bitwise_and(_ALL_BUT_SIGN)
     limits = torch.finfo(values.dtype)
+    signed = values.detach().view(torch.int16)
+    masked, bits = signed == _bits(limits.min, values.dtype), signed.bitwise_and(_ALL_BUT_SIGN)
     tiny, largest = (_bits(value, values.dtype) for value in (limits.smallest_normal, limits.max))
-    beyond = bits >= largest
+    beyond = (bits >= largest) & ~masked
     return torch.stack(
         [
             (bits == 0).sum(),
             (bits < tiny).sum(),
             beyond.sum(),
-            torch.where(bits == 0, _ALL_BUT_SIGN, bits).amin().long(),
-            torch.where(bits > largest, 0, bits).amax().long(),
+            torch.where((bits == 0) | masked, _ALL_BUT_SIGN, bits).amin().long(),
+            torch.where((bits > largest) | masked, 0, bits).amax().long(),
         ]
     )
 

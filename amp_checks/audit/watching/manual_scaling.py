@@ -38,15 +38,18 @@ def factor(base: str, args: tuple[Any, ...]) -> float | None:
     return math.pow(value, power)
 
 
-def found(gradients: Iterable[Gradient]) -> tuple[float, bool] | None:
-    """The factor of a manual loss scale, and whether its gradients were divided by it; None without one."""
+def found(gradients: Iterable[Gradient], *, copies: bool = False) -> tuple[float, bool] | None:
+    """The factor of a manual loss scale, and whether its gradients were divided by it; None without one.
+
+    ``copies``: what was made of gradients counts, as it is not they that a step is made with.
+    """
     undone, left = None, None
     for gradient in gradients:
         if gradient.state is not State.PLAIN or not gradient.factors:
             continue
         # What was made of it counts where it was put in its place, and is no figure for a log.
         replaced = gradient.parameter.grad is not gradient.held
-        by = [one for one, in_place in gradient.multiplied if in_place or replaced]
+        by = [one for one, in_place in gradient.multiplied if in_place or replaced or copies]
         by.append(math.prod(by))
         for scale in sorted({*gradient.factors, math.prod(gradient.factors)}, reverse=True):
             if scale > 1.0 and any(math.isclose(one * scale, 1.0, rel_tol=1e-6) for one in by):

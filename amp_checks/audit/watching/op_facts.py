@@ -13,14 +13,18 @@ MOVES = frozenset(
     f"aten::{name}"
     for name in (
         "cat", "stack", "clone", "copy_", "index", "index_select", "embedding", "gather", "repeat", "flip", "view",
-        "_unsafe_view", "reshape",
+        "_unsafe_view", "reshape", "_foreach_copy_",
     )
 )  # fmt: skip
 """Ops that change no value: they hand on what another op made."""
 
+_ALLOCATING = {
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+}
 _ZEROING = {"aten::zero_", "aten::_foreach_zero_", "aten::fill_.Scalar"}
 _ACCUMULATING = {"aten::add", "aten::add_", "aten::sub_", "aten::lerp_", "aten::index_add_", "aten::scatter_add_"}
-_PRODUCTS = {
+PRODUCTS = {
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul", "einsum", "addmv", "mv", "dot")
 }
@@ -38,8 +42,9 @@ class OpFacts:
         self.cast = self.name == "aten::_to_copy"
         self.checks_constants = self.base in constants.CHECKED
         self.accumulates = self.base in _ACCUMULATING
-        self.product = self.base in _PRODUCTS
+        self.product = self.base in PRODUCTS
         self.zeroes = self.name in _ZEROING
+        self.allocates = self.base in _ALLOCATING
 
 
 def is_of_angle(base: str, out: Any) -> bool:

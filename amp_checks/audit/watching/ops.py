@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_checks.audit.watching import magnitudes
+from amp_checks.audit.places import Place, line, user_frame
+from amp_checks.audit.watching import magnitudes, readable
 from amp_checks.audit.watching.op_facts import OpFacts, is_of_angle, tensors_of
-from amp_checks.audit.watching.places import Place, line, user_frame
+from amp_checks.audit.watching.rounding import RoundingWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, Op
 from amp_checks.audit.watching.uses import TensorUses
@@ -54,12 +55,13 @@ class OpWatch:
         self.state = state
         self.enabled = enabled
         self.uses = TensorUses(state)
+        self.rounding = RoundingWatch(state)
         self.failure: Failure | None = None
         self.made: dict[int, Op] = {}
         self._facts: dict[Any, OpFacts] = {}
         self._forward_places: dict[int, tuple[str | None, Place | None]] = {}
         self._extremes: list[tuple[Op, Tensor, Tensor]] = []
-        self._magnitudes: list[tuple[Op, Tensor]] = []
+        self._magnitudes: list[tuple[Op, Tensor, int]] = []
 
     def start_step(self) -> None:
         """An iteration begins."""
@@ -76,9 +78,9 @@ class OpWatch:
         for place, (op, _, _) in enumerate(self._extremes):
             op.low, op.high = values[2 * place], values[2 * place + 1]
         self._extremes.clear()
-        found = torch.stack([numbers for _, numbers in self._magnitudes]).tolist() if self._magnitudes else ()
-        for (op, _), numbers in zip(self._magnitudes, found, strict=True):
-            op.magnitudes = magnitudes.read(numbers, dtype=op.outputs[0], count=op.elements)
+        found = torch.stack([numbers for _, numbers, _ in self._magnitudes]).tolist() if self._magnitudes else ()
+        for (op, _, count), numbers in zip(self._magnitudes, found, strict=True):
+            op.magnitudes = magnitudes.read(numbers, dtype=op.outputs[0], count=count)
         self._magnitudes.clear()
 
     def saw(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
@@ -93,13 +95,16 @@ class OpWatch:
         # A tensor without storage has no address, and nothing that is looked for here.
         with contextlib.suppress(RuntimeError):
             self.uses.look(facts, tensors, args, out, backward=backward)
+            if not backward:
+                with self.state.quiet_ops(), torch.no_grad():
+                    self.rounding.look(facts, tensors, out)
         self.state.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if self.state.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
 
     def _keep(self, facts: OpFacts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
         outputs = self.outputs(out)
-        if not outputs:
+        if not outputs or facts.allocates:  # what lies in new memory is no value of the program
             return
         state = self.state
         function = state.functions[-1] if state.functions else None
@@ -138,11 +143,11 @@ class OpWatch:
             state.trace.function_products.setdefault(function, (set(), set()))[backward].add(first.dtype)
         with contextlib.suppress(RuntimeError):
             self.made[first.data_ptr()] = op
-        if first.dtype in LOW and op.elements:
-            low, high = torch.aminmax(first)
+        if first.dtype in LOW and (values := readable.values(first)) is not None and values.numel():
+            low, high = torch.aminmax(values)
             self._extremes.append((op, low, high))
             if op.step == 0:
-                self._magnitudes.append((op, magnitudes.on_device(first)))
+                self._magnitudes.append((op, magnitudes.on_device(values), values.numel()))
         state.trace.ops.append(op)
 
     def outputs(self, out: Any) -> list[Tensor]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from amp_checks.audit.watching import manual_scaling
-from amp_checks.audit.watching.events import ManualLossScale, OptimizerStep, SchedulerStep
-from amp_checks.audit.watching.gradients import Gradient, State
-from amp_checks.audit.watching.places import called_by_torch, line, user_frame
+from amp_checks.audit.places import called_by_torch, line, user_frame
+from amp_checks.audit.watching import manual_scaling, readable
+from amp_checks.audit.watching.events import GradientsCleared, ManualLossScale, OptimizerStep, SchedulerStep
+from amp_checks.audit.watching.gradients import Gradient, State, cleared_at
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
 from amp_checks.torch_api.dtypes import LOW
@@ -58,19 +58,20 @@ class OptimizerWatch:
                 patches.replace(cls, "step", around(self._scheduled))
 
     def number(self, optimizer: Any) -> int:
-        """Which optimizer it is, in the order in which they were made."""
+        """Which optimizer it is, in the order in which they were made; one that wraps another is that other."""
+        groups = getattr(optimizer, "param_groups", None)
         for number, known in enumerate(self.known):
-            if known is optimizer:
+            if known is optimizer or (groups is not None and getattr(known, "param_groups", None) is groups):
                 return number
         self.known.append(optimizer)
         number = len(self.known) - 1
-        self._state.book.know({f"optimizer[{number}].{n}": one for n, one in enumerate(_parameters(optimizer))})
+        self._state.book.know({f"optimizer[{number}].{n}": p for n, p in enumerate(readable.parameters_of(optimizer))})
         return number
 
     def gradients_of(self, optimizer: Any) -> list[Gradient]:
         """The gradients of an optimizer's parameters."""
         self.number(optimizer)
-        return self._state.book.of(_parameters(optimizer))
+        return self._state.book.of(readable.parameters_of(optimizer))
 
     def skipped(self, number: int, found: Sequence[Gradient]) -> None:
         """A scaler has skipped a step."""
@@ -83,11 +84,17 @@ class OptimizerWatch:
             if gradient.parameter.grad is not None and gradient.name in parameters:
                 parameters[gradient.name].skipped += 1
 
-    def stepped(self, found: Sequence[Gradient]) -> None:
-        """A step is over, taken or skipped."""
+    def held(self) -> list[Gradient]:
+        """The gradients that an optimizer may step with: of all parameters, where no optimizer is known."""
+        gradients = self._state.book.gradients
+        own = {id(parameter) for optimizer in self.known for parameter in readable.parameters_of(optimizer)}
+        return [gradient for key, gradient in gradients.items() if key in own or not self.known]
+
+    def stepped(self, found: Sequence[Gradient], where: str | None = None) -> None:
+        """A step is over, taken or skipped; ``where``: by a scaler, at that line."""
         for gradient in found:
             if gradient.parameter.grad is not None:
-                gradient.stepped = True
+                gradient.stepped, gradient.stepped_at = True, where
                 gradient.updated = gradient.carried = False
                 if gradient.state is State.SCALED:
                     gradient.state = State.UNSCALED
@@ -97,17 +104,18 @@ class OptimizerWatch:
         self.number(optimizer)
 
     def _zeroed(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        where = line(user_frame())
         with self._state.quiet_ops():
             result = original(owner, *args, **kwargs)
         is_module = isinstance(owner, torch.nn.Module)
-        for gradient in self._state.book.of(owner.parameters() if is_module else _parameters(owner)):
-            gradient.reset()
+        for gradient in self._state.book.of(owner.parameters() if is_module else readable.parameters_of(owner)):
+            gradient.reset(where)
         return result
 
     def _scheduled(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         by_user = not called_by_torch()
         result = original(scheduler, *args, **kwargs)
-        if by_user:
+        if by_user and not _follows_a_metric(scheduler):
             optimizer = getattr(scheduler, "optimizer", None)
             number = self.number(optimizer) if optimizer is not None else -1
             real, skipped = self._since_schedule.pop(number, [0, 0])
@@ -156,9 +164,15 @@ class OptimizerWatch:
         state = self._state
         with state.quietly():
             number, found = self.number(optimizer), self.gradients_of(optimizer)
-            if (manual := manual_scaling.found(found)) is not None:
+            self._uses.replaced(found)
+            manual = manual_scaling.found(found)
+            if manual is None and not any(gradient.state is State.PLAIN for gradient in found):  # masters
+                manual = manual_scaling.found(state.book.gradients.values(), copies=True)
+                manual = manual if manual is not None and manual[1] else None
+            if manual is not None:
                 state.emit(ManualLossScale(*state.here(), *manual))
             if not self.in_scaler:
+                self.tell_cleared(found)
                 self._bypasses(found)
             infinite = getattr(optimizer, "found_inf", None)
             if infinite is not None and bool(infinite.item()):
@@ -167,16 +181,28 @@ class OptimizerWatch:
                 self._take(optimizer, number, found)
         state.quiet = True
 
+    def tell_cleared(self, found: Sequence[Gradient]) -> None:
+        """Tell of a step whose gradients the program has cleared."""
+        state = self._state
+        with state.quietly():
+            where = cleared_at(found)
+        if where is not None:
+            state.emit(GradientsCleared(state.step, where, state.module))
+
     def _bypasses(self, found: list[Gradient]) -> None:
         """The program steps an optimizer, with gradients that may be a scaler's."""
         state = self._state
-        for gradient in found:
-            if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
+        there = [gradient for gradient in found if gradient.parameter.grad is not None]
+        again = next((one.stepped_at for one in there if one.stepped and one.stepped_at is not None), None)
+        for gradient in there:
+            twice = gradient.stepped and gradient.stepped_at is not None
+            if gradient.state in (State.SCALED, State.UNSCALED) and (twice or not gradient.stepped):
                 state.trace.bypassed.add(gradient.name)
                 gradient.modified = gradient.modified or gradient.state is State.SCALED
-        states = {gradient.state for gradient in found if gradient.parameter.grad is not None}
+        # What the program unscaled by itself it may step with by itself: whether it sees an overflow is tried.
+        states = {gradient.state for gradient in there if gradient.undone_at is None}
         carried = next((gradient.name for gradient in found if gradient.carried), None)
-        state.emit(OptimizerStep(*state.here(), State.SCALED in states, State.UNSCALED in states, carried))
+        state.emit(OptimizerStep(*state.here(), State.SCALED in states, State.UNSCALED in states, carried, again))
 
     def _take(self, optimizer: Any, number: int, found: list[Gradient]) -> None:
         taken = self._taken[number] = self._taken.get(number, 0) + 1
@@ -209,9 +235,10 @@ class OptimizerWatch:
             if gradient.modified:
                 trace.modified.add(gradient.name)
             if gradient.raw is not None:
-                trace.raw_gradients[gradient.name] = gradient.raw.to(device="cpu", dtype=torch.float64, copy=True)
-            value = value.detach().to(device="cpu", dtype=torch.float64, copy=True)
-            value = value.to_dense() if value.layout is not torch.strided else value
+                raw = readable.exact(gradient.raw)
+                trace.raw_gradients |= {gradient.name: raw} if raw is not None else {}
+            if (value := readable.exact(value)) is None:
+                continue
             trace.gradients[gradient.name] = value / scale.double().item() if scale is not None else value
 
     def _after_step(self, optimizer: Any) -> None:
@@ -238,12 +265,14 @@ class OptimizerWatch:
         now = {gradient.name: gradient.parameter for gradient in found}
         for name, before in self._before:
             gradient = now[name].grad
-            there = gradient != 0 if gradient is not None else torch.zeros((), dtype=torch.bool)
+            value = readable.exact(gradient) if gradient is not None else None
+            there = value != 0 if value is not None else torch.zeros((), dtype=torch.bool)
             if count := int(there.sum()):
-                moved = ((now[name] != before) & there).sum().item() / count
+                moved = ((now[name] != before).cpu() & there).sum().item() / count
                 self._state.trace.parameters[name].moved = moved
         self._before.clear()
 
 
-def _parameters(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+def _follows_a_metric(scheduler: Any) -> bool:
+    """Whether it counts evaluations, not steps."""
+    return isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from amp_checks.audit.places import called_by_torch, user_frame, user_function
 from amp_checks.audit.watching import scaling
-from amp_checks.audit.watching.events import LossScaled, ScalerMade, ScalerStep, ScalerUpdated, Unscaled
+from amp_checks.audit.watching.arithmetic import computes_with
+from amp_checks.audit.watching.events import (
+    LossScaled,
+    LossScaleRead,
+    ScalerMade,
+    ScalerRaised,
+    ScalerStep,
+    ScalerUpdated,
+    Unscaled,
+)
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.ops import OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
-from amp_checks.audit.watching.places import called_by_torch
 from amp_checks.audit.watching.state import RunState, around
+from amp_checks.core import first_line
 from amp_checks.torch_api import private
 from amp_checks.torch_api.patching import Patches
 
@@ -31,6 +41,8 @@ class ScalerWatch:
         self._optimizers = optimizers
         self._scales = scales
         self._stepped: list[Any] = []
+        self._idle: list[Any] = []
+        self._errors: list[Exception] = []
 
     def install(self, patches: Patches) -> None:
         """See what the program calls."""
@@ -40,8 +52,25 @@ class ScalerWatch:
             ("unscale_", self._unscaled),
             ("step", self._steps),
             ("update", self._updated),
+            ("get_scale", self._asked),
+            ("load_state_dict", self._loaded),
         ):
-            patches.replace(torch.amp.GradScaler, name, around(make))
+            patches.replace(torch.amp.GradScaler, name, around(self._noting_errors(make)))
+
+    def _noting_errors(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler; what it raises is noted, as the program may catch it."""
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return handler(*args, **kwargs)
+            except Exception as error:
+                if error not in self._errors:
+                    self._errors.append(error)
+                    text = f"{type(error).__name__}: {first_line(error)}"
+                    self._state.emit(ScalerRaised(*self._state.here(), text))
+                raise
+
+        return noting
 
     def _made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
@@ -49,13 +78,26 @@ class ScalerWatch:
         asked = bool(kwargs.get("enabled", args[5] if len(args) > 5 else True))
         device = str(kwargs.get("device", args[0] if args else "cuda"))
         state.scalers.append(scaler)
-        state.emit(ScalerMade(*state.here(), asked, scaler.is_enabled(), device))
+        state.emit(ScalerMade(*state.here(), asked, scaler.is_enabled(), device, len(state.scalers) - 1))
+
+    def _loaded(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        known = (number for number, one in enumerate(self._state.scalers) if one is scaler)
+        self._state.trace.restored_scalers |= set(known)
+        return result
+
+    def _asked(self, original: Any, scaler: Any) -> Any:
+        place = user_frame()
+        if not self._state.quiet and place is not None and not called_by_torch() and computes_with(place):
+            self._state.emit(LossScaleRead(*self._state.here(place), user_function()))
+        return original(scaler)
 
     def _scaled(self, original: Any, scaler: Any, losses: Any) -> Any:
         outputs = original(scaler, losses)
         if scaler.is_enabled():
-            state, scale = self._state, scaler.get_scale()
+            state = self._state
             with state.quietly():
+                scale = scaler.get_scale()
                 found = list(scaling.tensors(losses))
                 already = next((one for loss in found if (one := scaling.scale_of(loss)) is not None), None)
                 scaling.mark(outputs, scale * (already or 1.0))
@@ -73,10 +115,10 @@ class ScalerWatch:
         if by_user:
             found = self._optimizers.gradients_of(optimizer)
             self._ops.uses.replaced(found)
+            state.emit(Unscaled(*state.here(), _plain(found), _undone(found)))
             for gradient in found:
                 if gradient.parameter.grad is not None:
                     gradient.state = State.UNSCALED
-            state.emit(Unscaled(*state.here(), _plain(found)))
             self._looked(found, private.unscaled_found_inf(scaler, optimizer))
         return result
 
@@ -89,8 +131,12 @@ class ScalerWatch:
         here, enabled, skipped = state.here(), scaler.is_enabled(), False
         number, found = optimizers.number(optimizer), optimizers.gradients_of(optimizer)
         self._ops.uses.replaced(found)
-        plain_at = _plain(found) if enabled else None
+        plain_at, undone_at = (_plain(found), _undone(found)) if enabled else (None, None)
         carried = next((gradient.name for gradient in found if gradient.carried), None)
+        with state.quiet_ops():
+            scale = scaler.get_scale()
+        if enabled:
+            optimizers.tell_cleared(found)
         optimizers.in_scaler = True
         try:
             with state.quiet_ops():
@@ -98,30 +144,46 @@ class ScalerWatch:
             skipped = enabled and private.unscaled_found_inf(scaler, optimizer)
         finally:
             optimizers.in_scaler = False
-            state.emit(ScalerStep(*here, number, skipped, enabled, plain_at, carried))
+            state.emit(ScalerStep(*here, number, skipped, enabled, plain_at, carried, scale, undone_at))
         if enabled:
             self._looked(found, skipped)
             self._stepped.append(scaler)
             if skipped:
                 optimizers.skipped(number, found)
+            optimizers.stepped(found, here[1])
+        else:
             optimizers.stepped(found)
+            self._idle.append(scaler)
         return result
 
     def _updated(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         state, scales = self._state, self._state.trace.scales
+        sets = (args[0] if args else kwargs.get("new_scale")) is not None
         with state.quiet_ops():
             result = original(scaler, *args, **kwargs)
             if scaler.is_enabled() and len(scales) < len(self._scales):
                 original(scaler, new_scale=self._scales[len(scales)])
         if scaler.is_enabled():
-            for gradient in state.book.gradients.values():
+            for gradient in self._optimizers.held():
                 if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
                     gradient.updated = True
-            state.emit(ScalerUpdated(*state.here(), stepped=any(one is scaler for one in self._stepped)))
-            scales.append(scaler.get_scale())
+            state.emit(ScalerUpdated(*state.here(), stepped=sets or any(one is scaler for one in self._stepped)))
+            with state.quiet_ops():
+                scales.append(scaler.get_scale())
             self._stepped = [one for one in self._stepped if one is not scaler]
             state.advance()
+        elif any(one is scaler for one in self._idle):
+            self._idle = [one for one in self._idle if one is not scaler]
+            state.advance()
         return result
+
+
+def _undone(found: Iterable[Gradient]) -> str | None:
+    """Where the program divided by the loss scale, of gradients that a scaler is to divide by it."""
+    undone = [one for one in found if one.undone_at is not None and one.state is State.UNSCALED and not one.stepped]
+    for gradient in undone:
+        gradient.modified = True
+    return undone[0].undone_at if undone else None
 
 
 def _plain(found: Iterable[Gradient]) -> str | None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.watching.events import Event, RegionEntered
 from amp_checks.audit.watching.gradients import Book, Gradient
-from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api import private
 

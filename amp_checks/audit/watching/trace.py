@@ -10,9 +10,10 @@ from typing import TypeVar
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.places import Place
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.events import Event, LossScaled, RegionEntered, ScalerStep
 from amp_checks.audit.watching.magnitudes import Magnitudes
-from amp_checks.audit.watching.places import Place
 
 E = TypeVar("E", bound=Event)
 
@@ -88,6 +89,8 @@ class ParameterFacts:
         dtype: of the parameter.
         trained: whether an optimizer has it.
         read_at: the line whose op first read it in forward; "" where that is unknown, None where none did.
+        received: whether a backward ever wrote to its gradient.
+        pending: whether its gradient at the end is finite; None without one.
         stepped, skipped: real and skipped optimizer steps for which it had a gradient.
         finite: whether it is finite at the end.
         moved: share of its elements that the last real step changed, of those with a gradient; None if never stepped.
@@ -96,6 +99,8 @@ class ParameterFacts:
     dtype: torch.dtype
     trained: bool = False
     read_at: str | None = None
+    received: bool = False
+    pending: bool | None = None
     stepped: int = 0
     skipped: int = 0
     finite: bool = True
@@ -121,6 +126,8 @@ class Trace:
         optimizers: their class names, in the order in which they were made.
         steps: iterations that ended.
         takes_angles: whether forward took a sine, a cosine or the like.
+        restored_scalers: numbers of the scalers that loaded a state.
+        buffers_used: of 16-bit buffers, the line whose op first used them; None where that is unknown.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
         left_on: device types for which autocast was still on when the run ended.
@@ -144,18 +151,19 @@ class Trace:
     takes_angles: bool = False
     function_products: dict[str, tuple[set[torch.dtype], set[torch.dtype]]] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
+    restored_scalers: set[int] = dataclasses.field(default_factory=set)
+    buffers_used: dict[str, str | None] = dataclasses.field(default_factory=dict)
     start: dict[str, tuple[torch.dtype, int]] = dataclasses.field(default_factory=dict)
 
     def read_state(self, training: Training, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note what became of parameters and buffers."""
-        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for optimizer in optimizers for p in readable.parameters_of(optimizer)}
         for name, parameter in training.named_parameters().items():
             facts = self.parameters.setdefault(name, ParameterFacts(dtype=parameter.dtype))
             facts.trained = id(parameter) in trained
-            facts.finite = bool(parameter.isfinite().all())
+            facts.finite = readable.is_finite(parameter)
         for name, buffer in training.named_buffers().items():
-            finite = not buffer.is_floating_point() or bool(buffer.isfinite().all())
-            self.buffers[name] = (buffer.dtype, finite)
+            self.buffers[name] = (buffer.dtype, readable.is_finite(buffer))
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of that kind, in order."""
@@ -185,10 +193,6 @@ class Trace:
     def finite(self) -> bool:
         """Whether the weights are finite at the end."""
         return all(facts.finite for facts in self.parameters.values())
-
-    def scales_before(self, count: int) -> list[float]:
-        """The loss scale at each of the first scaler steps, for a program with one scaler and one step per update."""
-        return [self.first_scale or 1.0, *self.scales][:count]
 
     def low_dtypes(self) -> set[torch.dtype]:
         """The 16-bit dtypes that ops of forward put out."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_checks.audit.places import Place, line, user_frame, user_function
 from amp_checks.audit.watching import constants, manual_scaling
 from amp_checks.audit.watching.events import (
     ConstantLost,
@@ -22,7 +23,6 @@ from amp_checks.audit.watching.events import (
 )
 from amp_checks.audit.watching.gradients import Gradient, State
 from amp_checks.audit.watching.op_facts import MOVES, OpFacts
-from amp_checks.audit.watching.places import Place, line, user_frame
 from amp_checks.audit.watching.state import RunState
 from amp_checks.torch_api.dtypes import LOW
 
@@ -49,11 +49,15 @@ def _is_move(op: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Derived:
-    """What is made of scaled gradients: kept, with the ops that made it and their lines, and with the loss scale."""
+    """What is made of scaled gradients: kept, with the ops that made it and their lines, and with the loss scale.
+
+    ``undone``: where it was divided by that.
+    """
 
     tensor: Tensor
     makers: dict[tuple[str, Place | None], None]
     scale: float | None
+    undone: Place | None = None
 
 
 class TensorUses:
@@ -63,6 +67,7 @@ class TensorUses:
 
     Attributes:
         parameters, gradients: by address.
+        buffers: names of 16-bit buffers, by the address of their memory, which a view has as well.
         copies: 16-bit copies of weights: name, the copy, and how often the weight had been written to.
         inner: what ``autograd.grad`` gave of a scaled loss, with its scale.
     """
@@ -70,11 +75,14 @@ class TensorUses:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.parameters: dict[int, str] = {}
+        self.buffers: dict[int, str] = {}
         self.gradients: dict[int, Gradient] = {}
         self.copies: dict[int, tuple[str, Tensor, int]] = {}
         self.inner: dict[int, tuple[Tensor, float]] = {}
         self._rewritten: dict[str, tuple[int, str | None]] = {}
         self._meets_gradient: float | None = None
+        self._meets_plain: Gradient | None = None
+        self._plain_copies: dict[int, tuple[Tensor, Gradient]] = {}
         self._derived: dict[int, _Derived] = {}
         self._factors: dict[int, tuple[float, ...]] = {}
         self._carried: dict[int, tuple[Tensor, int]] = {}
@@ -89,6 +97,7 @@ class TensorUses:
         """An iteration ended."""
         self.replaced(self.gradients.values())
         self._derived.clear()
+        self._plain_copies.clear()
 
     def know_gradients(self) -> None:
         """Backward has made new gradients."""
@@ -130,6 +139,9 @@ class TensorUses:
         self, facts: OpFacts, tensor: Tensor, tensors: list[Tensor], args: tuple[Any, ...], out: Any, *, backward: bool
     ) -> None:
         address = tensor.data_ptr()
+        if self.buffers and (name := self.buffers.get(tensor.untyped_storage().data_ptr())) is not None:
+            used = self._state.trace.buffers_used
+            used[name] = used[name] if name in used else line(user_frame())
         if address in self.parameters:
             self._parameter(facts, self.parameters[address], tensor, tensors, out)
         elif address in self.gradients and not backward:
@@ -173,13 +185,19 @@ class TensorUses:
     ) -> None:
         written = facts.changes and any(item is tensor for item in tensors)
         if written and facts.zeroes:
-            gradient.reset()
+            gradient.reset(line(user_frame()))
             return
         written = written and (facts.base.startswith("aten::_foreach") or tensors[0] is tensor)
         is_scaled = gradient.state is State.SCALED
         self._meets_gradient = gradient.scale if is_scaled else None
-        if gradient.state is State.PLAIN and (by := manual_scaling.factor(facts.base, args)) is not None:
-            gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
+        if written and gradient.undone_at is not None and _undoes(facts, args, 1.0 / (gradient.scale or 1.0)):
+            gradient.state, gradient.undone_at = State.SCALED, None
+            return
+        if written and is_scaled and not gradient.stepped and _undoes(facts, args, gradient.scale):
+            gradient.undone(line(user_frame()))
+            return
+        if gradient.state is State.PLAIN:
+            self._plain(facts, gradient, args)
         if written and gradient.stepped and gradient.is_zero():
             gradient.reset()
             return
@@ -192,11 +210,18 @@ class TensorUses:
         elif not written and is_scaled and not _undoes(facts, args, gradient.scale):
             self._read(facts)
 
+    def _plain(self, facts: OpFacts, gradient: Gradient, args: tuple[Any, ...]) -> None:
+        self._meets_plain = gradient if gradient.factors else self._meets_plain
+        if (by := manual_scaling.factor(facts.base, args)) is not None:
+            gradient.multiplied = (*gradient.multiplied, (by, facts.changes))
+
     def _read(self, facts: OpFacts) -> None:
-        self._state.emit_once(GradientsRead, facts.name, key=facts.name)
+        place = user_frame()
+        self._state.emit_once(GradientsRead, facts.name, user_function(), key=facts.name, place=place)
 
     def _derive(self, facts: OpFacts, tensors: list[Tensor], args: tuple[Any, ...], out: Any) -> None:
         """Note what is made of scaled gradients, by which ops: the program may put it in their place."""
+        self._copied(facts, tensors, args, out)
         scale, self._meets_gradient = self._meets_gradient, None
         if not tensors or not (scale is not None or self._derived):
             return
@@ -210,7 +235,26 @@ class TensorUses:
         if whole and (scale is not None or before):
             makers = {maker: None for found in before for maker in found.makers} | {(facts.name, user_frame()): None}
             scale = scale if scale is not None else before[0].scale
-            self._derived[made.untyped_storage().data_ptr()] = _Derived(made, makers, scale)
+            undone = next((found.undone for found in before if found.undone is not None), None)
+            if undone is None and _undoes(facts, args, scale):
+                undone = user_frame()
+            self._derived[made.untyped_storage().data_ptr()] = _Derived(made, makers, scale, undone)
+
+    def _copied(self, facts: OpFacts, tensors: list[Tensor], args: tuple[Any, ...], out: Any) -> None:
+        """Follow copies of gradients of a loss with a factor: float32 masters may be stepped with them."""
+        plain, self._meets_plain = self._meets_plain, None
+        if plain is not None and (facts.cast or facts.base in MOVES):
+            half = len(tensors) // 2
+            made = tensors[:half] if facts.base == "aten::_foreach_copy_" else tensors[:1] if facts.changes else [out]
+            self._plain_copies |= {
+                one.untyped_storage().data_ptr(): (one, plain) for one in made if isinstance(one, Tensor)
+            }
+        if not self._plain_copies or (by := manual_scaling.factor(facts.base, args)) is None:
+            return
+        for tensor in tensors:
+            _, source = self._plain_copies.get(tensor.untyped_storage().data_ptr(), (None, None))
+            if source is not None:
+                source.multiplied = (*source.multiplied, (by, True))
 
     def replaced(self, gradients: Iterable[Gradient]) -> None:
         """Report scaled gradients in whose place the program has put what it made of them."""
@@ -222,6 +266,9 @@ class TensorUses:
             if now.data_ptr() == known.get(id(gradient)):
                 continue
             found = self._derived.get(now.untyped_storage().data_ptr())
+            if found is not None and found.undone is not None:
+                gradient.undone(line(found.undone))
+                continue
             for op, place in found.makers if found is not None else ():
                 if not _is_move(op):
                     gradient.modified = True

@@ -13,15 +13,17 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from amp_checks.audit.case import Training
+from amp_checks.audit.places import line, raised_at, tracked_modules
+from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.engine import BackwardWatch
 from amp_checks.audit.watching.ops import OpMode, OpWatch
 from amp_checks.audit.watching.optimizers import OptimizerWatch
-from amp_checks.audit.watching.places import line, raised_at, tracked_modules
 from amp_checks.audit.watching.regions import RegionWatch
 from amp_checks.audit.watching.scalers import ScalerWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, ParameterFacts
 from amp_checks.core import DEVICE_TYPES
+from amp_checks.torch_api.dtypes import LOW
 from amp_checks.torch_api.patching import Patches
 
 
@@ -110,8 +112,12 @@ class Watch:
 
     def _refresh(self) -> None:
         """Addresses change when weights are replaced or moved."""
-        known = self.ops.uses.parameters
+        known, buffers = self.ops.uses.parameters, self.ops.uses.buffers
         known.clear()
+        buffers.clear()
+        for name, buffer in self.state.training.named_buffers().items() if self.ops.enabled else ():
+            if buffer.dtype in LOW and readable.values(buffer) is not None and buffer.layout is torch.strided:
+                buffers[buffer.untyped_storage().data_ptr()] = name
         for gradient in self.state.book.gradients.values() if self.ops.enabled else ():
             if gradient.parameter.layout is torch.strided and gradient.parameter.numel():
                 known.setdefault(gradient.parameter.data_ptr(), gradient.name)
@@ -127,6 +133,11 @@ class Watch:
                 op.where = line(op.frame)
             trace.optimizers = [type(optimizer).__name__ for optimizer in self.optimizers.known]
             trace.read_state(self.state.training, self.optimizers.known)
+            for gradient in self.state.book.gradients.values():
+                if (facts := trace.parameters.get(gradient.name)) is not None:
+                    now = gradient.parameter.grad
+                    facts.received = gradient.received
+                    facts.pending = readable.is_finite(now) if now is not None else None
 
     def fail(self, error: BaseException) -> None:
         """The step raised."""

@@ -88,10 +88,20 @@ RULES = (
         "rule-removed-mse_loss", "mse_loss", faults.removed, "mse_loss runs in the dtype of its inputs", _FORWARD, _FP32
     ),
     _rule(
-        "rule-removed-softmax.int", "softmax.int", faults.removed, "softmax is not told to give float32", _FORWARD, _SET
+        "rule-removed-softmax.int",
+        "softmax.int",
+        faults.removed,
+        "softmax is not told to give float32",
+        (*_FORWARD, ERROR),
+        _SET,
     ),
     _rule(
-        "rule-removed-norm.Scalar", "norm.Scalar", faults.removed, "norm is not told to give float32", _FORWARD, _APPEND
+        "rule-removed-norm.Scalar",
+        "norm.Scalar",
+        faults.removed,
+        "norm is not told to give float32",
+        (*_FORWARD, ERROR),
+        _APPEND,
     ),
     _rule(
         "rule-turned-low-addcmul",
@@ -143,7 +153,7 @@ RESULTS = (
         "gradient-off",
         "mm",
         _mm(faults.gradient_off),
-        "gradients through mm inside a region are two units of the last place too large",
+        "gradients through mm inside a region are one unit of the last place too large",
         (GRADIENT_VALUES,),
         _LOWER,
     ),
@@ -174,7 +184,7 @@ REGIONS = (
         fault="a float16 region runs in bfloat16",
         plant=faults.with_autocast(_other_dtype),
         case="mm",
-        killed_by=(*_FORWARD, ERROR, GRADIENT_VALUES),
+        killed_by=(*_FORWARD, ERROR, GRADIENT_VALUES, GRADIENT_ERROR),
         applies=_float16,
     ),
     _fault(
@@ -182,7 +192,7 @@ REGIONS = (
         fault="a bfloat16 region runs in float16",
         plant=faults.with_autocast(_other_dtype),
         case="mm",
-        killed_by=_CAST,
+        killed_by=(*_CAST, ERROR, GRADIENT_ERROR),
         applies=lambda backend: not _float16(backend),
     ),
     _fault(
@@ -289,7 +299,7 @@ VARIANTS = (
         "mm.out",
         faults.casting_out_form("mm"),
         "mm(out=) computes in the low dtype",
-        ("check_form_is_not_cast",),
+        ("check_form_is_not_cast", "check_form_error"),
     ),
     _rule(
         "rule-missed-by-spelling",

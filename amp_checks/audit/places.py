@@ -15,12 +15,15 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _TORCH = tuple(str(Path(path).resolve()) for path in torch.__path__)
 _USER_CODE_OF_OURS = tuple(str(_PACKAGE / name) for name in ("fixtures", "reference"))
-Place = tuple[CodeType, int, int]
-"""Code, line and instruction: two calls on one line differ."""
+_PACKAGES = "-packages"
+"""What the path of an installed package holds."""
+_LOOP = str(_PACKAGE / "audit" / "case.py")
+Place = tuple[CodeType, int, int, tuple[CodeType, int] | None]
+"""Code, line and instruction: two calls on one line differ. In a library also the code and line in the user's files."""
 _judged: dict[CodeType, bool] = {}
 
 
@@ -35,22 +38,46 @@ def is_user_code(code: CodeType) -> bool:
     if path.startswith(str(_PACKAGE)):
         return path.startswith(_USER_CODE_OF_OURS)
     # Installed packages lie below the standard library's folder.
-    return "-packages" in path or not path.startswith(_STANDARD_LIBRARY)
+    return _PACKAGES in path or not path.startswith(_STANDARD_LIBRARY)
 
 
 def user_frame() -> Place | None:
     """The innermost frame of the user's code: cheap to keep, `line` makes text of it."""
     frame: FrameType | None = sys._getframe(1)
-    judged = _judged
     while frame is not None:
         code = frame.f_code
-        user = judged.get(code)
-        if user is None:
-            user = judged[code] = is_user_code(code)
-        if user:
-            return code, frame.f_lineno, frame.f_lasti
+        if _is_user_code(code):
+            caller = _caller(frame.f_back) if _PACKAGES in code.co_filename else None
+            return code, frame.f_lineno, frame.f_lasti, caller
         frame = frame.f_back
     return None
+
+
+def _caller(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """The innermost frame of the user's own files, around one of a library; None where the audit called the library."""
+    while frame is not None and frame.f_code.co_filename != _LOOP:
+        if _PACKAGES not in frame.f_code.co_filename and _is_user_code(frame.f_code):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _is_user_code(code: CodeType) -> bool:
+    user = _judged.get(code)
+    if user is None:
+        user = _judged[code] = is_user_code(code)
+    return user
+
+
+def user_function() -> int:
+    """Which function of the user's code runs, by a number: that around a comprehension or a lambda, where one does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name[:1] != "<" and _is_user_code(code):
+            return id(code)
+        frame = frame.f_back
+    return 0
 
 
 def called_by_torch() -> bool:
@@ -59,10 +86,14 @@ def called_by_torch() -> bool:
 
 
 def line(place: Place | None) -> str | None:
-    """``file:line``, relative to the current folder where the file lies in it."""
+    """``file:line``, relative to the current folder where the file lies in it; of a library also who called it."""
     if place is None:
         return None
-    return f"{_shown(place[0].co_filename, Path.cwd())}:{place[1]}"
+    code, number, _, caller = place
+    text = f"{_shown(code.co_filename, Path.cwd())}:{number}"
+    if caller is None:
+        return text
+    return f"{text} (called at {_shown(caller[0].co_filename, Path.cwd())}:{caller[1]})"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -74,11 +105,14 @@ def _shown(name: str, folder: Path) -> Path:
 
 def raised_at(error: BaseException) -> str | None:
     """The innermost user line of an error's traceback."""
-    found = None
+    found, own = None, None
     traceback = error.__traceback__
     while traceback is not None:
-        if is_user_code(traceback.tb_frame.f_code):
-            found = (traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti)
+        code = traceback.tb_frame.f_code
+        if is_user_code(code):
+            is_own = _PACKAGES not in code.co_filename
+            own = (code, traceback.tb_lineno) if is_own else own
+            found = code, traceback.tb_lineno, traceback.tb_lasti, None if is_own else own
         traceback = traceback.tb_next
     return line(found)
 
