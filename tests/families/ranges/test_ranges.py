@@ -232,8 +232,8 @@ def test_the_lines_of_a_run_are_those_of_the_command(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "softmax"], "unknown op 'softmax'; is it 'softmax.int'"),
-        (["--op", "zzzz"], "unknown op 'zzzz'; amp-checks ranges --list names all"),
+        (["--op", "softmax"], "unknown op 'softmax'; did you mean 'softmax.int'"),
+        (["--op", "zzzz"], "unknown op 'zzzz'; amp-checks ranges --list lists all"),
         (["--op", "exp", "--plot", "x.svg"], "--plot draws one backend: name it with --backend"),
         (["--backend", "cpu"], "unknown backend 'cpu'"),
     ],
