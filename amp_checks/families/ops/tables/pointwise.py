@@ -95,7 +95,7 @@ REDUCTIONS = (
     op("logsumexp", x(4, 5), [1], wide=_LARGE, noise="cancelling"),
     op("nanquantile", x(4, 5), x(2, draw=UNIT, grad=False), 1),
     op("nanquantile.scalar", x(4, 5), 0.3, 1),
-    op("prod", x(4, 5, draw=NEAR_ONE)),
+    op("prod", x(4, 5, draw=NEAR_ONE), noise="chain"),
     op("prod.dim_int", x(4, 5, draw=NEAR_ONE), 1),
     named("prod.dim_Dimname", "B", call="torch.prod"),
     op("quantile", x(4, 5), x(2, draw=UNIT, grad=False), 1),
