@@ -27,6 +27,10 @@ from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.torch_api.backend import Backend
 
 Builder = Callable[..., Any]
+Ended = Callable[[Any], None]
+"""Takes what a session gives where a program is to end that does not end by itself; may not return."""
+Perform = Callable[[Ended], Any]
+"""Makes a run and gives what is known of it."""
 MOST_BATCHES = 1000
 """Of an iterator of batches: it may never end."""
 
@@ -131,6 +135,32 @@ class AuditCase:
         except Exception as error:
             raise UsageError(f"the case {self.id} raised while it was built: {describe(error)}") from error
         return _checked(self.id, made)
+
+    def isolate(self, perform: Perform) -> Any:
+        """What a run of it gives: here, in this process, which it ends in by itself."""
+        return perform(lambda _: None)
+
+    def play(self, backend: Backend, session: Any, ended: Ended) -> None:
+        """Build it and train it, in a `Session` whose watch notes what its step raises.
+
+        Raises:
+            UsageError: it cannot be built, or exits.
+        """
+        del ended
+        training, watch = session.begin(self.training(backend)), session.watch
+        try:
+            for _ in stepper(training, backend)():
+                if training.run is None or not watch.trace.steps:  # a loop that is the program's own counts
+                    watch.end_step()
+        except (UsageError, KeyboardInterrupt):
+            raise
+        except SystemExit as error:
+            if not session.may_exit:
+                text = f"the case {self.id} called sys.exit in its step ({describe(error)})"
+                raise UsageError(text) from error
+            watch.fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever the user's step raises is what is audited
+            watch.fail(error)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -184,8 +184,7 @@ def _was_caught(evidence: Evidence, *_: Diagnostic) -> bool:
 
 def _was_made_of_the_buffer(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     """The value that is not finite is made in the buffer's module, in float32 too: what the buffer lost is lost."""
-    root = evidence.runs.trained.named_modules().get("")
-    at_root = cause.module in evidence.amp.buffers and root is not None and effect.module == type(root).__name__
+    at_root = cause.module in evidence.amp.buffers and effect.module == evidence.amp.root
     return "in float32 neither" in effect.message and (at_root or effect.module == cause.module)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from amp_checks.audit import measures
-from amp_checks.audit.case import describe
 from amp_checks.audit.measures import Compared
 from amp_checks.audit.probes import backward, sources, values
 from amp_checks.audit.probes.backward import BackwardRecorder, SourceOp
@@ -90,7 +89,7 @@ class Evidence:
         # Without autocast, weights kept in 16 bits do not meet float32 inputs: a fault that another rule names.
         kept_low = any(facts.dtype.itemsize == 2 for facts in amp.parameters.values())
         if fp32.failure is not None and amp.failure is not None and not kept_low:
-            error = describe(fp32.failure.error)
+            error = fp32.failure.text
             raise UsageError(f"the case {case} raises in float32 too, with autocast and scaler disabled: {error}")
         traces = (amp, fp32)
         if all(trace.failure is None and trace.first(Backward) is None for trace in traces):
@@ -119,7 +118,7 @@ class Evidence:
         except UsageError as error:
             return None, str(error)
         if trace.failure is not None:
-            return None, f"in float64 the program raises {describe(trace.failure.error)}"
+            return None, f"in float64 the program raises {trace.failure.text}"
         return self._reference(trace), ""
 
     def _reference(self, trace: Trace) -> Trace:

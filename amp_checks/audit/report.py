@@ -70,14 +70,8 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
         emulated=backend.emulated,
         diagnostics=tuple(found),
         summary=_summary(evidence),
-        modules=by_module(evidence.amp, found, root=_root(evidence)),
+        modules=by_module(evidence.amp, found, root=evidence.amp.root),
     )
-
-
-def _root(evidence: Evidence) -> str:
-    """What the watch calls the model itself, where there is one alone; several have names of their own."""
-    lone = evidence.runs.trained.named_modules().get("")
-    return type(lone).__name__ if lone is not None else ""
 
 
 def _with_reason(one: Diagnostic, ignored: tuple[Ignored, ...], today: datetime.date) -> Diagnostic:
@@ -111,7 +105,7 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         summary["reference"] = "float64"
     if trace.failure is not None:
         summary["raised"] = first_line(trace.failure.error)
-    return summary
+    return summary | trace.notes
 
 
 def _forward(trace: Trace) -> dict[str, str]:

@@ -8,26 +8,25 @@ from __future__ import annotations
 import dataclasses
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from amp_checks.audit.case import AuditCase, Training, describe, stepper
+from amp_checks.audit.case import AuditCase, Ended
 from amp_checks.audit.probes.recorder import Recorder, Result
 from amp_checks.audit.runs.change import Change
 from amp_checks.audit.runs.disabled import AutocastOff, ScalerOff
 from amp_checks.audit.runs.dtype import Compute
 from amp_checks.audit.runs.overflow import InjectedOverflow
 from amp_checks.audit.runs.resume import Resumed, resume
+from amp_checks.audit.runs.session import Ran, Session
 from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_skipped
-from amp_checks.audit.runs.start import start_of
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.trace import Trace
-from amp_checks.audit.watching.watch import FREE, Alignment, Watch
-from amp_checks.core import UsageError
+from amp_checks.audit.watching.watch import FREE, Alignment
 from amp_checks.torch_api import state
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
@@ -89,8 +88,8 @@ class Runs:
     def __init__(self, case: AuditCase, backend: Backend) -> None:
         self.case = case
         self.backend = backend
-        self._finished: dict[Setup, tuple[Trace, Any]] = {}
-        self._trained: tuple[Training, list[Any]] | None = None
+        self._finished: dict[Setup, Ran] = {}
+        self._trained: Session | None = None
         self._is_active = False
         self._always: tuple[Change, ...] = ()
         self.settled: Settled | None = None
@@ -114,37 +113,30 @@ class Runs:
         Raises:
             UsageError: building the program raises, or it exits.
         """
-        return self._run(setup)[0]
+        return self._run(setup).trace
 
     def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
         """What a recorder of that kind makes of that iteration of the run."""
         setup = dataclasses.replace(setup, ops=False, raw=False, recorder=kind, recorded_step=step)
-        result: Result = self._run(setup)[1]
+        result: Result = self._run(setup).recorded
         return result
-
-    @property
-    def trained(self) -> Training:
-        """What was built for the run of the program as it is, and trained by it."""
-        self.trace(AMP)
-        assert self._trained is not None
-        return self._trained[0]
 
     def resumed(self) -> Resumed | None:
         """What came back from a checkpoint of the program as it is; None where the case saves none."""
-        trained = self.trained
-        assert self._trained is not None
+        self.trace(AMP)
+        if self._trained is None or self._trained.training is None:
+            return None
         with self._prepared():
-            return resume(self.case, self.backend, trained, self._trained[1])
+            return resume(self.case, self.backend, self._trained.training, self._trained.watch.state.scalers)
 
-    def _run(self, setup: Setup) -> tuple[Trace, Any]:
+    def _run(self, setup: Setup) -> Ran:
         if setup.follows is not None:
             followed = self.trace(setup.follows)
             scales = () if ScalerOff() in setup.changes else tuple(followed.scales)
             alignment = Alignment(skips=tuple(sorted(followed.first_real.items())), scales=scales)
             setup = dataclasses.replace(setup, follows=None, alignment=alignment)
         if setup not in self._finished:
-            with self._prepared():
-                self._finished[setup] = self._run_once(setup)
+            self._finished[setup] = self._run_once(setup)
         return self._finished[setup]
 
     @contextmanager
@@ -170,46 +162,23 @@ class Runs:
             stack.callback(state.restore, before)
             yield
 
-    def _run_once(self, setup: Setup) -> tuple[Trace, Any]:
+    def _run_once(self, setup: Setup) -> Ran:
         """Build and run the program; what its step raises becomes `Trace.failure`."""
-        watch = Watch(ops=setup.ops, raw=setup.raw, alignment=setup.alignment)
-        recorder = setup.recorder(watch.state, setup.recorded_step) if setup.recorder is not None else None
-        with ExitStack() as stack:
-            for change in (*self._always, *setup.changes):
-                stack.enter_context(change.around(watch))
-            stack.enter_context(watch.installed())
-            training = self.case.training(self.backend)
-            if setup == AMP:
-                self._trained = training, watch.state.scalers
-            if setup.raw and Compute(torch.float64) not in setup.changes:
-                watch.trace.start = start_of(training)
-            for change in setup.changes:
-                training = change.prepared(training)
-            watch.know(training)
-            iterate = stepper(training, self.backend)
-            with ExitStack() as loop:
-                loop.enter_context(watch.watching())
-                loop.enter_context(recorder or nullcontext())
-                for change in setup.changes:
-                    loop.enter_context(change.around_loop(watch))
-                self._loop(watch, iterate, may_exit=any(change.may_exit for change in setup.changes))
-            watch.close()
-            return watch.trace, recorder.result() if recorder is not None else None
+        iterations = None if setup == AMP else self._iterations()
 
-    def _loop(self, watch: Watch, iterate: Callable[[], Iterable[int]], *, may_exit: bool) -> None:
-        try:
-            for _ in iterate():
-                if watch.state.training.run is None or not watch.trace.steps:  # a loop that is the program's own counts
-                    watch.end_step()
-        except (UsageError, KeyboardInterrupt):
-            raise
-        except SystemExit as error:
-            if not may_exit:
-                text = f"the case {self.case.id} called sys.exit in its step ({describe(error)})"
-                raise UsageError(text) from error
-            watch.fail(error)
-        except Exception as error:  # noqa: BLE001 - whatever the user's step raises is what is audited
-            watch.fail(error)
+        def perform(ended: Ended) -> Ran:
+            session = Session(setup, self._always, iterations)
+            with self._prepared(), session.installed():
+                self.case.play(self.backend, session, ended)
+                if setup == AMP:
+                    self._trained = session
+                return session.finish()
+
+        return self.case.isolate(perform)
+
+    def _iterations(self) -> int | None:
+        amp = self._finished.get(AMP)
+        return amp.trace.steps if amp is not None else None
 
 
 @contextmanager

@@ -178,6 +178,7 @@ class OpWatch:
         """An op raised."""
         self.failure = Failure(
             error=error,
+            text="",
             step=self.state.step,
             op=func.name(),
             inputs=tuple(self._describe(one) for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)),

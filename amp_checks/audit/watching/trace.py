@@ -66,7 +66,7 @@ class Failure:
     """The step raised.
 
     Attributes:
-        error: what.
+        error: what; ``text``: its type, first line and place.
         step: in which iteration.
         op: the op that raised, or None where it was no op.
         inputs: of that op: one line for each tensor, with dtype, shape and what made it.
@@ -74,6 +74,7 @@ class Failure:
     """
 
     error: BaseException
+    text: str
     step: int
     op: str | None
     inputs: tuple[str, ...]
@@ -130,6 +131,8 @@ class Trace:
         buffers_used: of 16-bit buffers, the line whose op first used them; None where that is unknown.
         start: checksums of parameters and batches as they were built (`amp_checks.audit.runs.start`).
         function_products: of each custom autograd function: dtypes of its products in forward and in backward.
+        root: class name of the model, where there is one alone; several have names of their own.
+        notes: what a report says of the run, by name.
         left_on: device types for which autocast was still on when the run ended.
     """
 
@@ -150,6 +153,8 @@ class Trace:
     steps: int = 0
     takes_angles: bool = False
     function_products: dict[str, tuple[set[torch.dtype], set[torch.dtype]]] = dataclasses.field(default_factory=dict)
+    root: str = ""
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
     left_on: tuple[str, ...] = ()
     restored_scalers: set[int] = dataclasses.field(default_factory=set)
     buffers_used: dict[str, str | None] = dataclasses.field(default_factory=dict)

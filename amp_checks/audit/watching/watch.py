@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from amp_checks.audit.case import Training
+from amp_checks.audit.case import Training, describe
 from amp_checks.audit.places import line, raised_at, tracked_modules
 from amp_checks.audit.watching import readable
 from amp_checks.audit.watching.engine import BackwardWatch
@@ -85,6 +85,8 @@ class Watch:
         for key in own & state.book.gradients.keys():
             del state.book.gradients[key]
         state.book.know(named)
+        lone = training.modules().get("")
+        self.trace.root = type(lone).__name__ if lone is not None else ""
         for name, parameter in named.items():
             self.trace.parameters[name] = ParameterFacts(dtype=parameter.dtype)
         state.step = 0
@@ -130,7 +132,7 @@ class Watch:
             self.ops.end_step()
             trace.losses = [(step, value.double().item() / scale) for step, value, scale in self.backward.losses]
             for op in trace.ops:
-                op.where = line(op.frame)
+                op.where, op.frame = line(op.frame), None
             trace.optimizers = [type(optimizer).__name__ for optimizer in self.optimizers.known]
             trace.read_state(self.state.training, self.optimizers.known)
             for gradient in self.state.book.gradients.values():
@@ -143,5 +145,7 @@ class Watch:
         """The step raised."""
         where, found = raised_at(error), self.ops.failure
         if found is None or found.error is not error:
-            found = Failure(error=error, step=self.state.step, op=None, inputs=(), where=where, module=None)
-        self.trace.failure = dataclasses.replace(found, step=self.state.step, where=found.where or where)
+            found = Failure(error=error, text="", step=self.state.step, op=None, inputs=(), where=where, module=None)
+        self.trace.failure = dataclasses.replace(
+            found, text=describe(error), step=self.state.step, where=found.where or where
+        )
