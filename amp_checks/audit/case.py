@@ -16,13 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from amp_checks.audit.places import is_user_code
+from amp_checks.audit.places import is_user_code, shown
 from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.torch_api.backend import Backend
 
@@ -106,6 +106,7 @@ class AuditCase:
         build: makes a fresh `Training` at each call.
         seeds: over how many seeds FP32 and AMP are compared; 0: not at all (it costs two trainings a seed).
         full: left to ``--full``.
+        isolated: whether each run of it is made in a process of its own.
     """
 
     id: str
@@ -113,6 +114,7 @@ class AuditCase:
     seeds: int = 0
     full: bool = False
     family: str = "audit"
+    isolated: ClassVar[bool] = False
 
     def runs_on(self, backend: Backend) -> bool:
         """A case that names its own device runs only where that device is, or is emulated."""
@@ -136,8 +138,13 @@ class AuditCase:
             raise UsageError(f"the case {self.id} raised while it was built: {describe(error)}") from error
         return _checked(self.id, made)
 
-    def isolate(self, perform: Perform) -> Any:
-        """What a run of it gives: here, in this process, which it ends in by itself."""
+    def apart(self, audit: Callable[[], Any]) -> Any:
+        """What an audit of it gives: here, in this process."""
+        return audit()
+
+    def isolate(self, backend: Backend, words: str, perform: Perform) -> Any:
+        """What a run of it gives, which is for what the words say: here, in this process; the run ends by itself."""
+        del backend, words
         return perform(lambda _: None)
 
     def play(self, backend: Backend, session: Any, ended: Ended) -> None:
@@ -182,7 +189,7 @@ def describe(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if is_user_code(frame.f_code)
     ]
-    place = f" ({frames[-1][0]}:{frames[-1][1]})" if frames else ""
+    place = f" ({shown(frames[-1][0])}:{frames[-1][1]})" if frames else ""
     return f"{type(error).__name__}: {first_line(error)}{place}"
 
 

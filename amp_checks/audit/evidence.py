@@ -28,12 +28,17 @@ from amp_checks.core import NotEmulated, UsageError
 
 
 class Evidence:
-    """All that rules judge, of a program; or of one in which a fault is undone."""
+    """All that rules judge, of a program; or of one in which a fault is undone.
+
+    Attributes:
+        quick: whether nothing is run but the program as it is and in float32.
+    """
 
     def __init__(self, runs: Runs, undo: Undo | None = None) -> None:
         self.runs = runs
         self._undo = undo
         self._without: dict[Undo, Evidence | None] = {}
+        self.quick = False
 
     def but(self, **known: Any) -> Evidence:
         """The same evidence with some of it known otherwise."""
@@ -41,12 +46,33 @@ class Evidence:
         vars(other).update(known)
         return other
 
+    def from_two_runs(self) -> Evidence:
+        """What the program as it is and in float32 show; for no rule is anything run besides."""
+        compared = Compared(amp=self.amp, fp32=self.fp32, exact=self.fp32)
+        if not measures.are_small(compared):  # the program's own conditioning would have to be known
+            compared = dataclasses.replace(compared, amp=self.fp32)
+        two = self.but(
+            _in_float64=(None, "left out: a quick audit"),
+            fp64=None,
+            scaled=None,
+            overflow=None,
+            sources=None,
+            resumed=None,
+            amplified=None,
+            angles=None,
+            compared=compared,
+        )
+        two.quick = True
+        return two
+
     def without(self, undo: Undo) -> Evidence | None:
         """The evidence as it would be if one fault were undone; None where that run raises.
 
         Of parameters whose gradients the fault changed, what backward gave is compared: clipping, for one, comes after
         it. Where values that are not finite came from is not looked for.
         """
+        if self.quick:
+            return None
         if undo not in self._without:
             boost = measures.headroom(self.amp) / 2 if math.isinf(undo.boost) else undo.boost
             undone = Evidence(self.runs, dataclasses.replace(undo, boost=boost)).but(sources=None)

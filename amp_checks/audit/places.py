@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -25,6 +25,8 @@ _LOOP = str(_PACKAGE / "audit" / "case.py")
 Place = tuple[CodeType, int, int, tuple[CodeType, int] | None]
 """Code, line and instruction: two calls on one line differ. In a library also the code and line in the user's files."""
 _judged: dict[CodeType, bool] = {}
+_working: Path | None = None
+_original: Callable[[str], str] = str
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -90,17 +92,27 @@ def line(place: Place | None) -> str | None:
     if place is None:
         return None
     code, number, _, caller = place
-    text = f"{_shown(code.co_filename, Path.cwd())}:{number}"
-    if caller is None:
-        return text
-    return f"{text} (called at {_shown(caller[0].co_filename, Path.cwd())}:{caller[1]})"
+    text = f"{shown(code.co_filename)}:{number}"
+    return text if caller is None else f"{text} (called at {shown(caller[0].co_filename)}:{caller[1]})"
+
+
+def shown(name: str) -> str:
+    """A file as messages name it: relative to the current folder where it lies in it."""
+    return _shown(name, _working or Path.cwd())
+
+
+def shown_from(working: Path, original: Callable[[str], str]) -> None:
+    """From here on, files are named as of that folder; ``original`` says of which file one is a copy."""
+    global _working, _original
+    _working, _original = working, original
 
 
 @functools.lru_cache(maxsize=1024)
-def _shown(name: str, folder: Path) -> Path:
+def _shown(name: str, folder: Path) -> str:
+    path = Path(_original(name))
     with contextlib.suppress(ValueError):
-        return Path(name).resolve().relative_to(folder)
-    return Path(name)
+        return str(path.resolve().relative_to(folder))
+    return str(path)
 
 
 def raised_at(error: BaseException) -> str | None:

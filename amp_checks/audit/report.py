@@ -35,6 +35,7 @@ class Report:
         diagnostics: worst first; ignored ones too, with their reason.
         summary: figures by name, for a reader.
         modules: a row for each module that ran, in the order in which they first ran.
+        incomplete: why not all rules have judged; None where they have.
     """
 
     case: str
@@ -43,25 +44,47 @@ class Report:
     diagnostics: tuple[Diagnostic, ...]
     summary: dict[str, str]
     modules: tuple[ModuleFacts, ...] = ()
+    incomplete: str | None = None
 
     def failures(self, fail_on: Severity = Severity.ERROR) -> tuple[Diagnostic, ...]:
         """What is at least as bad as that, and not ignored."""
         return tuple(one for one in self.diagnostics if one.severity.rank <= fail_on.rank and one.ignored is None)
 
 
-def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = ()) -> Report:
+def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (), quick: bool = False) -> Report:
     """Run the case under the backend and judge what was seen.
+
+    Args:
+        case: what.
+        backend: under which AMP.
+        ignored: findings that are known.
+        quick: make two runs, and judge by what they show: what happens in the program, against float32.
 
     Raises:
         UsageError: the case is no case, cannot be built, or raises without AMP too.
     """
+    report: Report = case.apart(lambda: _audit(case, backend, ignored, quick=quick))
+    return report
+
+
+def _audit(case: AuditCase, backend: Backend, ignored: tuple[Ignored, ...], *, quick: bool) -> Report:
     evidence = Evidence(Runs(case, backend))
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    with evidence.runs.active():
-        evidence.runs.settle()
+    found: list[Diagnostic] = []
+    incomplete = None
+    with evidence.runs.together():
+        if not quick:
+            evidence.runs.settle()
         evidence.check()
-        found = [_with_reason(one, ignored, today) for one in rules.judge(evidence)]
-        found = [_with_reason(one, ignored, today) for one in causes.explain(found, evidence)]
+        evidence = evidence.from_two_runs() if quick else evidence
+        try:
+            for one in rules.judging(evidence):
+                found.append(_with_reason(one, ignored, today))
+            found = [_with_reason(one, ignored, today) for one in causes.explain(rules.in_order(found), evidence)]
+        except KeyboardInterrupt:
+            if not case.isolated:
+                raise
+            found, incomplete = rules.in_order(found), "interrupted before all rules had judged"
     if case.seeds and evidence.amp.failure is None:  # what raises trains in neither way
         found = [*(_with_reason(one, ignored, today) for one in compare_seeds(case, backend)), *found]
     return Report(
@@ -71,6 +94,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
         diagnostics=tuple(found),
         summary=_summary(evidence),
         modules=by_module(evidence.amp, found, root=evidence.amp.root),
+        incomplete=incomplete,
     )
 
 
@@ -97,15 +121,24 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         )
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
-    if draws_in_16_bits(trace):
+    summary |= _references(evidence)
+    if trace.failure is not None:
+        summary["raised"] = first_line(trace.failure.error)
+    return summary | trace.notes
+
+
+def _references(evidence: Evidence) -> dict[str, str]:
+    """What the program was compared with, and what of it was not."""
+    summary = {}
+    if draws_in_16_bits(evidence.amp):
         summary["reference"] = "none: the program draws 16-bit random numbers, which float32 does not repeat"
     elif evidence.no_fp64:
         summary["reference"] = f"float32: {evidence.no_fp64}"
     elif evidence.fp64 is not None:
         summary["reference"] = "float64"
-    if trace.failure is not None:
-        summary["raised"] = first_line(trace.failure.error)
-    return summary | trace.notes
+    if evidence.quick and evidence.compared.amp is not evidence.amp:
+        summary["not judged"] = "loss and gradients, which differ from float32's: audit without --quick"
+    return summary
 
 
 def _forward(trace: Trace) -> dict[str, str]:
@@ -194,6 +227,8 @@ def text(report: Report, *, modules: bool = False) -> str:
     own = [one for one in report.diagnostics if one.ignored is None and one.follows_from is None]
     counts = [f"{sum(one.severity is severity for one in own)} {severity}s" for severity in Severity]
     lines += ["", f"  {', '.join(counts)}"]
+    if report.incomplete is not None:
+        lines.append(f"  incomplete: {report.incomplete}")
     return "\n".join(lines)
 
 
@@ -229,6 +264,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "diagnostics": [{**dataclasses.asdict(one), "severity": str(one.severity)} for one in report.diagnostics],
         "summary": dict(report.summary),
         "modules": [_module_as_json(row) for row in report.modules],
+        "incomplete": report.incomplete,
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from amp_checks import __version__
-from amp_checks.cli import output
+from amp_checks.cli import output, script_line
 from amp_checks.core import SuiteError, UsageError
 from amp_checks.report import files
 
@@ -29,6 +29,9 @@ COMMANDS = {
     "env": "torch, devices, driver, and which backends can run",
 }
 """Name -> help. The module of that name has ``add_arguments(parser)`` and ``main(args)``, which gives the status."""
+
+RUN_SCRIPTS = ("audit",)
+"""Commands that take a script: what follows it belongs to the script."""
 
 MAY_BE_EMPTY = ("k", "m", "expect_torch")
 """Options for which nothing is as good as not given: what passes on an environment variable leaves them empty."""
@@ -48,13 +51,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"amp-checks {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     named = next((word for word in arguments if not word.startswith("-")), None)
+    theirs: Sequence[str] = ()
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what)
         if name == named:
             module = importlib.import_module(f"{__name__}.{name}")
             module.add_arguments(command)
             command.set_defaults(main=module.main)
-    return parser.parse_args(arguments)
+            if name in RUN_SCRIPTS:
+                arguments, theirs = script_line.split(command, arguments)
+    args = parser.parse_args(arguments)
+    args.script_arguments = tuple(theirs)
+    return args
 
 
 def _check(args: argparse.Namespace) -> None:

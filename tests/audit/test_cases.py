@@ -301,7 +301,7 @@ def test_a_malformed_ignore_list_gets_one_clear_message(tmp_path: Path, line: st
 
 
 def test_usage_errors_come_before_any_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name a case"):
+    with pytest.raises(UsageError, match="name a script"):
         _main()
     with pytest.raises(UsageError, match="unknown backend 'cud'"):
         _main("x.py:case", "--backend", "cud")

@@ -26,28 +26,35 @@ from amp_checks.audit.rules.registry import RULES, Rule
 
 MODULES = (errors, protocol, overflows, scaler, regions, finite, precision, dtypes, state)
 
-__all__ = ["IDS", "MODULES", "RULES", "Rule", "judge"]
+__all__ = ["IDS", "MODULES", "RULES", "Rule", "in_order", "judge", "judging"]
 
 IDS = frozenset(RULES) | {row.rule for row in errors.KNOWN} | {"training-differs"}
 """Every id that a finding may have: of rules, of known exceptions of torch, of the comparison over seeds."""
 
 
 def judge(evidence: Evidence, *, rules: Iterable[Rule] | None = None) -> list[Diagnostic]:
-    """Every rule on the evidence: errors first, then warnings and notes, each in the order of the program."""
-    found = [
-        Diagnostic(
-            rule=one.rule or rule.id,
-            severity=one.severity or rule.severity,
-            message=one.message,
-            remedy=one.remedy or rule.remedy,
-            where=one.where,
-            module=one.module,
-            op=one.op,
-            step=one.step,
-        )
-        for rule in (RULES.values() if rules is None else rules)
-        for one in _once(rule.function(evidence))
-    ]
+    """Every rule on the evidence, in the order of reports."""
+    return in_order(judging(evidence, rules=rules))
+
+
+def judging(evidence: Evidence, *, rules: Iterable[Rule] | None = None) -> Iterator[Diagnostic]:
+    """What the rules find, one after the other."""
+    for rule in RULES.values() if rules is None else rules:
+        for one in _once(rule.function(evidence)):
+            yield Diagnostic(
+                rule=one.rule or rule.id,
+                severity=one.severity or rule.severity,
+                message=one.message,
+                remedy=one.remedy or rule.remedy,
+                where=one.where,
+                module=one.module,
+                op=one.op,
+                step=one.step,
+            )
+
+
+def in_order(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Errors first, then warnings and notes, each in the order of the program."""
     return sorted(found, key=lambda one: (one.severity.rank, one.step if one.step is not None else 1 << 30))
 
 

@@ -13,9 +13,11 @@ class Change:
     """A change; two that are equal do the same. Each method changes nothing by default.
 
     Attributes:
+        words: what it changes, for whoever waits for the run; with the names of its fields in braces.
         may_exit: whether a program that exits does so because of it.
     """
 
+    words: ClassVar[str]
     may_exit: ClassVar[bool] = False
 
     def around(self, watch: Watch) -> AbstractContextManager[object]:

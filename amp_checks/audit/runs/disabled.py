@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,8 @@ from amp_checks.torch_api.patching import Patches
 @dataclasses.dataclass(frozen=True, slots=True)
 class AutocastOff(Change):
     """Every autocast region is disabled."""
+
+    words: ClassVar[str] = "autocast off"
 
     def around(self, watch: Watch) -> Patches:
         del watch
@@ -36,6 +38,8 @@ def _enter_disabled(original: Any, region: Any) -> Any:
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScalerOff(Change):
     """Every scaler is disabled."""
+
+    words: ClassVar[str] = "no loss scaling"
 
     def around(self, watch: Watch) -> Patches:
         del watch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class HigherPrecisionMode(TorchFunctionMode):
 class Compute(Change):
     """Computed in float32 or float64: the models and batches, and whatever the program casts down."""
 
+    words: ClassVar[str] = "in {dtype}"
     dtype: torch.dtype
 
     def prepared(self, training: Training) -> Training:

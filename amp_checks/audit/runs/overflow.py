@@ -31,6 +31,7 @@ class InjectedOverflow(Change):
     """The gradients of scaled losses overflow in iteration ``at``: the second, after one real step."""
 
     at: int = 1
+    words: ClassVar[str] = "an overflow injected"
     may_exit: ClassVar[bool] = True
 
     def around_loop(self, watch: Watch) -> AbstractContextManager[object]:

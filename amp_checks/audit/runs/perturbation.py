@@ -7,6 +7,7 @@ error at most move a result that far in float64, its error under AMP is no fault
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,7 @@ PERTURBED_RUNS = 8
 class Perturbation(Change):
     """Parameters move by at most ``eps / 2`` of themselves, as rounding to ``dtype`` may move them; ``seed``: how."""
 
+    words: ClassVar[str] = "parameters perturbed"
     dtype: torch.dtype
     seed: int
 

@@ -53,6 +53,12 @@ class Setup:
     recorder: type[Recorder[Any]] | None = None
     recorded_step: int = 0
 
+    @property
+    def words(self) -> str:
+        """What it is for, for whoever waits for it."""
+        parts = [_words(change) for change in self.changes] or ["as it is"]
+        return ", ".join(parts) + (", to find an origin" if self.recorder is not None else "")
+
     def but(self, *changes: Change, **fields: Any) -> Setup:
         """The same, with further changes and other fields."""
         return dataclasses.replace(self, changes=(*self.changes, *changes), **fields)
@@ -62,6 +68,11 @@ class Setup:
         if undo is None or AutocastOff() not in self.changes:
             return self if undo is None else self.but(undo)
         return dataclasses.replace(self, follows=self.follows.without(undo) if self.follows is not None else None)
+
+
+def _words(change: Change) -> str:
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(change) if dataclasses.is_dataclass(change) else ()
+    return change.words.format(**{field.name: getattr(change, field.name) for field in fields}).replace("torch.", "")
 
 
 AMP = Setup(ops=True, raw=True)
@@ -140,6 +151,12 @@ class Runs:
         return self._finished[setup]
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """All runs that are made inside have one activation of the backend; those in processes each have their own."""
+        with one_thread() if self.case.isolated else self.active():
+            yield
+
+    @contextmanager
     def active(self) -> Iterator[None]:
         """The backend, activated once for all runs that are made inside."""
         if self._is_active:
@@ -174,7 +191,8 @@ class Runs:
                     self._trained = session
                 return session.finish()
 
-        return self.case.isolate(perform)
+        ran: Ran = self.case.isolate(self.backend, setup.words, perform)
+        return ran
 
     def _iterations(self) -> int | None:
         amp = self._finished.get(AMP)

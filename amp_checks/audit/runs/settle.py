@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,8 @@ LEAST_SCALE = 1.0
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartScale(Change):
     """Every scaler starts at that loss scale."""
+
+    words: ClassVar[str] = "from loss scale {scale:g}"
 
     scale: float
 

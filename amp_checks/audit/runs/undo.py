@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,6 +33,7 @@ class Undo(Change, Listener):
             is for `Evidence.without`: the largest power of two that leaves a bit of headroom in backward.
     """
 
+    words: ClassVar[str] = "one fault undone"
     gradients: bool = False
     inner: bool = False
     cache: bool = False

@@ -40,6 +40,7 @@ class OptimizerWatch:
         self.in_scaler = False
         self._taken: dict[int, int] = {}
         self._real: set[int] = set()
+        self._stepped_in: dict[int, int] = {}
         self._since_schedule: dict[int, list[int]] = {}
         self._undo: list[tuple[Any, list[tuple[Tensor, Tensor]]] | None] = []
         self._before: list[tuple[str, Tensor]] = []
@@ -56,6 +57,11 @@ class OptimizerWatch:
             schedulers += [sub for sub in cls.__subclasses__() if sub not in schedulers]
             if "step" in vars(cls):
                 patches.replace(cls, "step", around(self._scheduled))
+
+    @property
+    def stepped_really(self) -> bool:
+        """Whether any has taken a step, that no scaler skipped."""
+        return bool(self._real)
 
     def number(self, optimizer: Any) -> int:
         """Which optimizer it is, in the order in which they were made; one that wraps another is that other."""
@@ -164,6 +170,9 @@ class OptimizerWatch:
         state = self._state
         with state.quietly():
             number, found = self.number(optimizer), self.gradients_of(optimizer)
+            if self._stepped_in.get(number) == state.step and not state.trace.scales:
+                state.advance()  # it has a scaler that is never updated, which would end an iteration
+            self._stepped_in[number] = state.step
             self._uses.replaced(found)
             manual = manual_scaling.found(found)
             if manual is None and not any(gradient.state is State.PLAIN for gradient in found):  # masters
