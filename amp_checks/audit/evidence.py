@@ -22,9 +22,10 @@ from amp_checks.audit.runs.plan import AMP, FP32, FP64, NEUTRAL, OVERFLOW, Runs,
 from amp_checks.audit.runs.resume import Resumed
 from amp_checks.audit.runs.start import check_alike
 from amp_checks.audit.runs.undo import Undo
-from amp_checks.audit.watching.events import Backward
+from amp_checks.audit.watching.events import Backward, RegionEntered
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.core import NotEmulated, UsageError
+from amp_checks.torch_api.dtypes import dtype_name
 
 
 class Evidence:
@@ -124,6 +125,17 @@ class Evidence:
                 "torch.autograd.grad for parameters of the model (without create_graph); see that step or run trains it"
             )
         check_alike(case, amp.start, fp32.start)
+        self._check_device()
+
+    def _check_device(self) -> None:
+        """A program that trains on the CPU, of its own choice, is not judged under the heading of another device."""
+        backend, entered = self.runs.backend, self.amp.of(RegionEntered)
+        on_cpu = [event for event in entered if event.device == "cpu"]
+        if backend.emulated and backend.device_type != "cpu" and on_cpu and len(on_cpu) == len(entered):
+            raise UsageError(
+                f"{self.runs.case.id} does not train on {backend.device_type}: its autocast regions are for the CPU "
+                f"({on_cpu[0].where}); audit it as it ran, with --backend cpu-{dtype_name(on_cpu[0].dtype)}"
+            )
 
     @cached_property
     def fp64(self) -> Trace | None:

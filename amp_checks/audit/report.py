@@ -73,16 +73,16 @@ def _audit(case: AuditCase, backend: Backend, ignored: tuple[Ignored, ...], *, q
     found: list[Diagnostic] = []
     incomplete = None
     with evidence.runs.together():
-        if not quick:
-            evidence.runs.settle()
-        evidence.check()
-        evidence = evidence.from_two_runs() if quick else evidence
         try:
+            if not quick:
+                evidence.runs.settle()
+            evidence.check()
+            evidence = evidence.from_two_runs() if quick else evidence
             for one in rules.judging(evidence):
                 found.append(_with_reason(one, ignored, today))
             found = [_with_reason(one, ignored, today) for one in causes.explain(rules.in_order(found), evidence)]
         except KeyboardInterrupt:
-            if not case.isolated:
+            if not case.isolated or not evidence.runs.has_run:
                 raise
             found, incomplete = rules.in_order(found), "interrupted before all rules had judged"
     if case.seeds and evidence.amp.failure is None:  # what raises trains in neither way
@@ -92,7 +92,7 @@ def _audit(case: AuditCase, backend: Backend, ignored: tuple[Ignored, ...], *, q
         backend=backend.id,
         emulated=backend.emulated,
         diagnostics=tuple(found),
-        summary=_summary(evidence),
+        summary=_figures(evidence) if incomplete else _figures(evidence) | _references(evidence),
         modules=by_module(evidence.amp, found, root=evidence.amp.root),
         incomplete=incomplete,
     )
@@ -103,7 +103,7 @@ def _with_reason(one: Diagnostic, ignored: tuple[Ignored, ...], today: datetime.
     return dataclasses.replace(one, ignored=reason)
 
 
-def _summary(evidence: Evidence) -> dict[str, str]:
+def _figures(evidence: Evidence) -> dict[str, str]:
     trace = evidence.amp
     summary = {"iterations": str(trace.steps), "optimizers": ", ".join(trace.optimizers) or "none"}
     if not trace.optimizers:
@@ -121,7 +121,6 @@ def _summary(evidence: Evidence) -> dict[str, str]:
         )
     if trace.scaled:
         summary["steps skipped at first"] = str(skipped)
-    summary |= _references(evidence)
     if trace.failure is not None:
         summary["raised"] = first_line(trace.failure.error)
     return summary | trace.notes

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from amp_checks.core import NotEmulated, UsageError, first_line
 from amp_checks.reference.parity import FEWEST_SEEDS
 from amp_checks.report import FORMATS, json_format
 from amp_checks.report.document import AUDITS, Document
+from amp_checks.torch_api.backend import Backend
 
 TEMPLATE = Path(__file__).with_name("template.py.txt")
 
@@ -76,8 +77,9 @@ def main(args: argparse.Namespace) -> int:
     if args.html and (why := FORMATS["html"].lacks()) is not None:
         raise UsageError(why)
     ignored = ignore.load(Path(args.ignore), rules=IDS) if args.ignore else ()
+    named = output.chosen_backends(args) if args.backend else ()
     with _program(args) as case:
-        reports, refused = _reports(args, case, ignored)
+        reports, refused = _reports(case, named, ignored, quick=args.quick)
     document = Document(schema=AUDITS, audits=[as_json(report) for report in reports])
     if args.html:
         output.write(args.html, FORMATS["html"].render(document))
@@ -107,26 +109,25 @@ def _program(args: argparse.Namespace) -> Iterator[AuditCase]:
 
 
 def _reports(
-    args: argparse.Namespace, case: AuditCase, ignored: tuple[ignore.Ignored, ...]
+    case: AuditCase, named: Sequence[Backend], ignored: tuple[ignore.Ignored, ...], *, quick: bool
 ) -> tuple[list[Report], UsageError | None]:
     """The reports, and what is raised once they are written: that a backend which was named gave none."""
     today = datetime.datetime.now(tz=datetime.UTC).date()
     for entry in ignore.expired(ignored, today):
         sys.stderr.write(f"amp-checks: the ignore of {entry.rule} ran out on {entry.until}: {entry.reason}\n")
-    named = output.chosen_backends(args)
-    chosen = named if args.backend else backends.resolve(_default(case))
+    chosen = named or backends.resolve(_default(case))
     reports: list[Report] = []
     refused: UsageError | None = None
     for backend in chosen:
         try:
-            reports.append(audit(case, backend, ignored=ignored, quick=args.quick))
+            reports.append(audit(case, backend, ignored=ignored, quick=quick))
             if reports[-1].incomplete:
                 break
         except NotEmulated as error:
             message = f"{case.id} cannot be audited under {backend.id}: {first_line(error)}"
-            if args.backend:
+            if named:
                 refused = refused or UsageError(f"{message}; audit it on a real backend, --backend cpu-float16 for one")
-            sys.stderr.write(f"amp-checks: note: {message}\n" if len(chosen) > 1 or not args.backend else "")
+            sys.stderr.write(f"amp-checks: note: {message}\n" if len(chosen) > 1 or not named else "")
         except UsageError as error:
             refused = refused or error
             sys.stderr.write(f"amp-checks: note: under {backend.id}: {first_line(error)}\n" if len(chosen) > 1 else "")

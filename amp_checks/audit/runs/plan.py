@@ -132,6 +132,11 @@ class Runs:
         result: Result = self._run(setup).recorded
         return result
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the program has run as it is."""
+        return AMP in self._finished
+
     def resumed(self) -> Resumed | None:
         """What came back from a checkpoint of the program as it is; None where the case saves none."""
         self.trace(AMP)

@@ -58,8 +58,8 @@ class Child:
         """What ``perform`` gives in a process of its own; it may also end by calling what it is given with that.
 
         Raises:
-            UsageError, NotEmulated: raised in there.
-            SuiteError: it died, or took longer than its limit.
+            UsageError, NotEmulated, SuiteError: raised in there.
+            UsageError: it died, or took longer than its limit.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -75,7 +75,7 @@ class Child:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         if not self._found.exists():
-            raise SuiteError(f"{self.what}: its process {_ending(status)} before it was done{self.tail()}")
+            raise UsageError(f"{self.what}: its process {_ending(status)} before it was done{self.tail()}")
         kind, value = torch.load(self._found, weights_only=False, mmap=True)
         if kind == "ran":
             return value
@@ -119,6 +119,8 @@ class Child:
             self._deliver("emulation", (error.op, error.reason))
         except UsageError as error:
             self._deliver("usage", (str(error),))
+        except SuiteError as error:
+            self._deliver("suite", (str(error),))
         except KeyboardInterrupt:
             os._exit(130)
         except BaseException as error:  # noqa: BLE001 - the process ends here, whatever it was
