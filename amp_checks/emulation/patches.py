@@ -17,7 +17,8 @@ import torch
 import torch.utils.checkpoint
 
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import pretend
+from amp_checks.emulation import answers, pretend
+from amp_checks.emulation.answers import Answer
 from amp_checks.emulation.refusals import REFUSALS, Refusal
 from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.torch_api import private
@@ -126,37 +127,33 @@ def _refusal(refusal: Refusal) -> Replace:
             raise NotEmulated(refusal.title, refusal.instead)
 
     def replace(current: Current, original: Any) -> Any:
-        if isinstance(original, type):
-            return _RefusingClass(original, current, refuse)
-
         def replacement(*args: Any, **kwargs: Any) -> Any:
             refuse(current(), args, kwargs)
             return original(*args, **kwargs)
 
+        if isinstance(original, type):
+            return _StandIn(original, replacement)
         return replacement
 
     return replace
 
 
-class _RefusingClass:
-    """Stands for a class: refuses to make instances inside a region, and is the class itself in every other use.
+class _StandIn:
+    """Stands for a class: ``make`` makes its instances, of ``kinds`` too; it is the class itself in every other use.
 
     Modules that are first imported inside a region keep this object: it must serve them after the region too.
     """
 
-    def __init__(
-        self, original: Any, current: Current, refuse: Callable[[Region | None, tuple[Any, ...], dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, original: Any, make: Callable[..., Any], kinds: tuple[type, ...] = ()) -> None:
         self._original = original
-        self._current = current
-        self._refuse = refuse
+        self._make = make
+        self._kinds = kinds
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse(self._current(), args, kwargs)
-        return self._original(*args, **kwargs)
+        return self._make(*args, **kwargs)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._original)
+        return isinstance(instance, (self._original, *self._kinds))
 
     def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, self._original)
@@ -168,7 +165,7 @@ class _RefusingClass:
         return getattr(self._original, name)
 
     def __eq__(self, other: object) -> bool:
-        return self._original is other or (isinstance(other, _RefusingClass) and self._original is other._original)
+        return self._original is other or (isinstance(other, _StandIn) and self._original is other._original)
 
     def __hash__(self) -> int:
         return hash(self._original)
@@ -178,6 +175,23 @@ class _RefusingClass:
 
     def __ror__(self, other: Any) -> Any:
         return other | self._original
+
+
+def _answer(answer: Answer) -> Replace:
+    """A replacement that answers for the device inside a region; of a class, one that stays good for ``isinstance``."""
+
+    def replace(current: Current, original: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            region, caller = current(), answers.caller()
+            torchs = answer.only_users and caller.partition(".")[0] == "torch"
+            if region is None or region.device_type != "cuda" or torchs:
+                return original(*args, **kwargs)
+            answer.note(caller)
+            return answer.give(original, *args, **kwargs)
+
+        return _StandIn(original, replacement, answer.kinds) if isinstance(original, type) else replacement
+
+    return replace
 
 
 def _set_default_device(region: Region, original: Any, args: Any, kwargs: Any) -> None:
@@ -218,6 +232,8 @@ def table() -> Iterator[tuple[Any, str, Replace]]:
     yield torch.nn.functional, "handle_torch_function", _handle_torch_function
     yield torch, "set_default_device", _when_inside(_set_default_device)
     yield torch, "get_default_device", _when_inside(_get_default_device)
+    for answer in answers.table():
+        yield answer.owner, answer.name, _answer(answer)
     for refusal in REFUSALS:
         if hasattr(refusal.owner, refusal.name):
             yield refusal.owner, refusal.name, _refusal(refusal)
@@ -246,8 +262,9 @@ def install(current: Current) -> None:
         # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and RNN modules would prepare for it.
         _patches.callback(private.set_cudnn_enabled, private.set_cudnn_enabled(False))
         # What was compiled before runs uncompiled here. (Importing the compiler for nothing would cost seconds.)
+        _patches.callback(answers.UNCOMPILED.stop)
         if "torch._dynamo" in sys.modules:
-            _patches.push(torch.compiler.set_stance("force_eager"))
+            answers.UNCOMPILED.start()
 
 
 def uninstall() -> None:

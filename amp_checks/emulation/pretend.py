@@ -75,9 +75,18 @@ def _move(name: str) -> Handler:
     return move
 
 
-def _pin_memory(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    del args, kwargs
-    raise NotEmulated("Tensor.pin_memory", f"no {device_type} is there to pin memory for; leave it out")
+def _itself(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Memory is not pinned, which changes no number."""
+    del device_type, kwargs
+    return args[0]
+
+
+def _type(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``tensor.type("torch.cuda.HalfTensor")``: a conversion of the dtype."""
+    name, prefix = kwargs.get("dtype", args[1] if len(args) > 1 else None), f"torch.{device_type}."
+    if not isinstance(name, str) or not name.startswith(prefix):
+        return NotImplemented
+    return args[0].type(f"torch.{name.removeprefix(prefix)}")
 
 
 _get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__
@@ -85,7 +94,8 @@ _get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__
 HANDLERS: dict[Any, Handler] = {
     Tensor.device.__get__: _device,
     Tensor.get_device: _get_device_index,
-    Tensor.pin_memory: _pin_memory,
+    Tensor.pin_memory: _itself,
+    Tensor.type: _type,
 }
 HANDLERS.update(
     {getattr(Tensor, f"is_{name}").__get__: _is_device(name) for name in DEVICE_TYPES if hasattr(Tensor, f"is_{name}")}

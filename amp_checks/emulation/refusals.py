@@ -33,52 +33,23 @@ class Refusal:
         return f"{self.owner.__name__}.{self.name}"
 
 
-def _names_the_device(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device", args[0] if args else "cpu")
-    return isinstance(device, str | torch.device) and torch.device(device).type == device_type
-
-
 def _in_autocast(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     del args, kwargs
     return torch.is_autocast_enabled(device_type)
 
 
-_STREAMS = "there are no streams: ops run in order on the CPU; leave it out where torch.cuda.is_available() is False"
+_GRAPHS = "ops run on the CPU, which records no graph; call the function itself"
 _SCRIPT = (
     "TorchScript runs its ops where autocast's emulation cannot reach them; call the Python function or module itself"
 )
-_INDEX = "there is one device and it is always the current one; leave it out where torch.cuda.is_available() is False"
-_LEGACY = "write torch.tensor(..., dtype=..., device='cuda')"
-
-_LEGACY_TENSORS = "Float Double Half BFloat16 Byte Char Short Int Long Bool".split()
 
 REFUSALS: tuple[Refusal, ...] = (
     *(
-        Refusal(owner=torch.cuda, name=name, instead=_STREAMS)
-        for name in (
-            "Stream ExternalStream Event CUDAGraph current_stream default_stream set_stream synchronize"
-        ).split()
+        Refusal(owner=torch.cuda, name=name, instead=_GRAPHS)
+        for name in ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle", "ExternalStream")
     ),
-    *(Refusal(owner=torch, name=name, instead=_STREAMS) for name in ("Stream", "Event")),
-    *(
-        Refusal(owner=torch.cuda, name=name, instead=_INDEX)
-        for name in ("set_device", "current_device", "device", "device_of")
-    ),
-    Refusal(
-        owner=torch,
-        name="Generator",
-        instead="random ops draw the CPU's numbers; write torch.Generator()",
-        applies=_names_the_device,
-    ),
-    Refusal(
-        owner=torch,
-        name="compile",
-        instead="a compiled graph would miss the device's rules; call the function or module itself",
-    ),
-    *(Refusal(owner=torch.jit, name=name, instead=_SCRIPT) for name in ("script", "trace", "trace_module")),
     *(
         Refusal(owner=kind, name="__call__", instead=_SCRIPT, applies=_in_autocast, stands_for_user=True)
         for kind in (private.ScriptFunction, private.ScriptMethod)
     ),
-    *(Refusal(owner=torch.cuda, name=f"{kind}Tensor", instead=_LEGACY) for kind in _LEGACY_TENSORS),
 )

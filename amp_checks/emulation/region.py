@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amp_checks.core import DEVICE_TYPES, NotEmulated
+from amp_checks.core import DEVICE_TYPES
 from amp_checks.emulation import patches, plans, pretend
 from amp_checks.emulation.engine import Engine, Numerics, Recorder
 from amp_checks.emulation.plans import Plan
@@ -90,7 +90,7 @@ class Region(TorchFunctionMode):
         if "device" in kwargs:
             kwargs = {**kwargs, "device": pretend.translate(kwargs["device"], self.device_type)}
         if kwargs.get("pin_memory"):
-            raise NotEmulated("pin_memory=True", f"no {self.device_type} is there to pin memory for; leave it out")
+            kwargs = {**kwargs, "pin_memory": False}
         if func is _to:
             args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
         engine = self.engine
@@ -147,8 +147,8 @@ def emulate(device_type: str, *, numerics: Numerics = "native") -> Iterator[None
 
     Inside, ``device="cuda"``, ``.to("cuda")``, ``.cuda()``, ``.device`` and ``.is_cuda`` speak of the emulated device
     while tensors, parameters, optimizers and scalers stay ordinary CPU objects; ``torch.autocast("cuda")`` and
-    ``torch.amp.GradScaler("cuda")`` work unmodified. ``torch.cuda.is_available()`` stays False. Everything is restored
-    on exit.
+    ``torch.amp.GradScaler("cuda")`` work unmodified. ``torch.cuda`` answers as one idle GPU would: it is available,
+    streams run in order, memory is free (`amp_checks.emulation.answers`). Everything is restored on exit.
 
     Args:
         device_type: ``"cuda"``, ``"xpu"``, ``"mps"``, ``"mtia"``, ``"maia"``; or ``"cpu"``, the emulation's own gate.

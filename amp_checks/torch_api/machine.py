@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import shutil
 from collections.abc import Callable
@@ -32,10 +33,10 @@ def _built_with_cuda() -> bool:
 
 
 def _has_no_cuda() -> bool:
-    """Whether torch finds no CUDA device."""
+    """Whether torch finds no CUDA device, whatever an emulation answers."""
     import torch
 
-    return not torch.cuda.is_available()
+    return not inspect.unwrap(torch.cuda.is_available)()
 
 
 def _has_vector_kernels() -> bool:

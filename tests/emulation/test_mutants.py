@@ -184,7 +184,7 @@ def backward_finds_the_emulation_on() -> None:
 def refuses_what_it_lacks() -> None:
     with emulate("cuda"):
         try:
-            torch.Generator("cuda")
+            torch.cuda.CUDAGraph()
         except NotEmulated:
             return
         except RuntimeError as error:
@@ -266,9 +266,10 @@ def speaks_of_the_device() -> None:
         assert torch.zeros(1, device="cuda").device.type == "cuda"
 
 
-def is_not_available() -> None:
+def is_available() -> None:
     with emulate("cuda"):
-        assert not torch.cuda.is_available()
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 1
 
 
 def draws_what_the_cpu_draws() -> None:
@@ -446,7 +447,7 @@ MUTANTS = (
         plant=no_table_row("_engine_run_backward"),
         probe=backward_finds_the_emulation_on,
     ),
-    Mutant(name="no refusal", plant=no_table_row("Generator"), probe=refuses_what_it_lacks),
+    Mutant(name="no refusal", plant=no_table_row("CUDAGraph"), probe=refuses_what_it_lacks),
     Mutant(name="one region for all threads", plant=one_region_for_all_threads, probe=leaves_other_threads_alone),
     Mutant(
         name="widened tensors saved",
@@ -477,9 +478,9 @@ MUTANTS = (
         probe=speaks_of_the_device,
     ),
     Mutant(
-        name="availability faked",
-        plant=lambda patch: patch.setattr(torch.cuda, "is_available", lambda: True),
-        probe=is_not_available,
+        name="a device that is not there",
+        plant=no_table_row("is_available"),
+        probe=is_available,
     ),
     Mutant(
         name="an op run twice",

@@ -14,6 +14,7 @@ from amp_checks.audit.runs.dtype import Compute
 from amp_checks.audit.runs.start import start_of
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.audit.watching.watch import Watch
+from amp_checks.emulation.answers import answered
 
 if TYPE_CHECKING:
     from amp_checks.audit.runs.change import Change
@@ -60,6 +61,7 @@ class Session:
     def installed(self) -> Iterator[None]:
         """Inside, the program may be built, and begin to train."""
         with ExitStack() as stack:
+            answered.clear()
             for change in (*self._always, *self._setup.changes):
                 stack.enter_context(change.around(self.watch))
             stack.enter_context(self.watch.installed())
@@ -85,4 +87,6 @@ class Session:
         """Training has ended."""
         self._loop.close()
         self.watch.close()
+        if answered:
+            self.watch.trace.notes["answered for the device"] = "; ".join(sorted(answered))
         return Ran(self.watch.trace, self._recorder.result() if self._recorder is not None else None)
