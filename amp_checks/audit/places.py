@@ -97,7 +97,7 @@ def line(place: Place | None) -> str | None:
 
 
 def shown(name: str) -> str:
-    """A file as messages name it: relative to the current folder where it lies in it."""
+    """A file as messages name it: relative to the current folder, or where packages are installed, where it lies in it."""
     return _shown(name, _working or Path.cwd())
 
 
@@ -110,6 +110,8 @@ def shown_from(working: Path, original: Callable[[str], str]) -> None:
 @functools.lru_cache(maxsize=1024)
 def _shown(name: str, folder: Path) -> str:
     path = Path(_original(name))
+    if _PACKAGES in name:
+        return name.rpartition(f"{_PACKAGES}/")[2]
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(folder))
     return str(path)

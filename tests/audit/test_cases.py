@@ -384,12 +384,13 @@ def test_a_case_that_calls_sys_exit_is_no_pass(where: str) -> None:
 def test_a_backend_that_lacks_what_the_case_needs_leaves_the_others_their_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "compiled.py"
+    file = tmp_path / "graphs.py"
     file.write_text(
         "import torch\n"
         "from torch import nn\n"
         "def case(device, dtype):\n"
-        "    model = torch.compile(nn.Linear(2, 2), backend='eager')\n"
+        "    model = nn.Linear(2, 2)\n"
+        "    if device == 'cuda': torch.cuda.make_graphed_callables(model, (torch.ones(1, 2),))\n"
         "    loss = lambda model, batch: model(batch).float().mean()\n"
         "    return {'model': model, 'batches': [torch.randn(1, 2)], 'loss': loss}\n",
         encoding="utf-8",

@@ -182,7 +182,7 @@ def test_a_place_in_a_library_comes_with_the_line_that_led_there(tmp_path: Path)
     (found,) = [one for one in _audited(uses).diagnostics if one.rule == "backward-in-autocast"]
     number = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# calls"))
     assert found.where is not None
-    assert found.where.startswith(f"{library}:5 (called at ")
+    assert found.where.startswith("a_library.py:5 (called at ")
     assert found.where.endswith(f"test_figures.py:{number})")
 
 
