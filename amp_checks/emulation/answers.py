@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -404,10 +405,14 @@ def table() -> Iterator[Answer]:
 
 
 def caller() -> str:
-    """The module that called the function that asks."""
+    """The module that called the function that asks; past what wraps it (the compiler wraps ``torch.jit.trace``)."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and is_trampoline(frame.f_code):
+    while frame.f_back is not None and (is_trampoline(frame.f_code) or _module(frame) == "torch._dynamo.eval_frame"):
         frame = frame.f_back
+    return _module(frame)
+
+
+def _module(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
