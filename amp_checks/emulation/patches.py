@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import answers, pretend
+from amp_checks.emulation import answers, pretend, switches
 from amp_checks.emulation.answers import Answer
 from amp_checks.emulation.refusals import REFUSALS, Refusal
 from amp_checks.emulation.rules import RULES_CHANGED
@@ -177,21 +177,60 @@ class _StandIn:
         return other | self._original
 
 
-def _answer(answer: Answer) -> Replace:
+class _Answering:
     """A replacement that answers for the device inside a region; of a class, one that stays good for ``isinstance``."""
 
-    def replace(current: Current, original: Any) -> Any:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __call__(self, current: Current, original: Any) -> Any:
+        answer = self._answer
+
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            region, caller = current(), answers.caller()
-            torchs = answer.only_users and caller.partition(".")[0] == "torch"
-            if region is None or region.device_type != "cuda" or torchs:
+            region = current()
+            if region is None or region.device_type != "cuda":
                 return original(*args, **kwargs)
-            answer.note(caller)
+            caller = answers.caller()
+            if answer.only_users and caller.partition(".")[0] == "torch":
+                return original(*args, **kwargs)
+            answer.note(caller, args, kwargs)
             return answer.give(original, *args, **kwargs)
 
         return _StandIn(original, replacement, answer.kinds) if isinstance(original, type) else replacement
 
+
+def _of_a_storage(value: object) -> Replace:
+    """``storage.device`` and ``storage.is_cuda``; torch's own code is told what is."""
+
+    def replace(current: Current, original: Any) -> Any:
+        def get(storage: Any) -> Any:
+            region, real = current(), original.__get__(storage, type(storage))
+            if region is None or region.device_type != "cuda" or answers.caller().partition(".")[0] == "torch":
+                return real
+            return value if real in (_HOST, False) else real
+
+        return property(get)
+
     return replace
+
+
+_HOST = torch.device("cpu")
+
+
+def _given_by(give: Callable[..., Any]) -> Replace:
+    """A replacement that calls ``give(original, *args)`` inside a region."""
+
+    def answer(region: Region, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del region
+        return give(original, *args, **kwargs)
+
+    return _when_inside(answer)
+
+
+def _cudnn_enabled(current: Current, original: Any) -> Any:
+    """The switch of ``torch.backends.cudnn``, as `switches` keeps it."""
+    read, write = _given_by(switches.read), _given_by(switches.write)
+    return type(original)(read(current, original.getter), write(current, original.setter))
 
 
 def _set_default_device(region: Region, original: Any, args: Any, kwargs: Any) -> None:
@@ -233,7 +272,13 @@ def table() -> Iterator[tuple[Any, str, Replace]]:
     yield torch, "set_default_device", _when_inside(_set_default_device)
     yield torch, "get_default_device", _when_inside(_get_default_device)
     for answer in answers.table():
-        yield answer.owner, answer.name, _answer(answer)
+        yield answer.owner, answer.name, _Answering(answer)
+    for kind in (torch.UntypedStorage, torch.TypedStorage):
+        yield kind, "device", _of_a_storage(torch.device("cuda", 0))
+        yield kind, "is_cuda", _of_a_storage(value=True)
+    for owner, name, give in switches.places():
+        yield owner, name, _given_by(give)
+    yield type(torch.backends.cudnn), "enabled", _cudnn_enabled
     for refusal in REFUSALS:
         if hasattr(refusal.owner, refusal.name):
             yield refusal.owner, refusal.name, _refusal(refusal)
@@ -257,8 +302,10 @@ def install(current: Current) -> None:
         _users += 1
         if _users > 1:
             return
+        _patches.callback(switches.remembered())
         for owner, name, replace in table():
-            _patches.replace(owner, name, functools.partial(replace, current))
+            put = _patches.replace_for_all if isinstance(replace, _Answering) else _patches.replace
+            put(owner, name, functools.partial(replace, current))
         # Composites would choose cuDNN's kernels for wrappers said to be on cuda, and RNN modules would prepare for it.
         _patches.callback(private.set_cudnn_enabled, private.set_cudnn_enabled(False))
         # What was compiled before runs uncompiled here. (Importing the compiler for nothing would cost seconds.)

@@ -75,18 +75,49 @@ def _move(name: str) -> Handler:
     return move
 
 
-def _itself(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Memory is not pinned, which changes no number."""
+_PINNED = "_amp_checks_pinned"
+
+
+def pinned(tensor: Any) -> Any:
+    """The tensor, its memory marked as pinned: views share the mark."""
+    if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+        setattr(tensor.untyped_storage(), _PINNED, True)
+    return tensor
+
+
+def _is_pinned(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del device_type, kwargs
-    return args[0]
+    return args[0].layout is torch.strided and hasattr(args[0].untyped_storage(), _PINNED)
+
+
+def _pin_memory(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy, as on a device: who changes it does not change the original."""
+    return args[0] if _is_pinned(device_type, args, kwargs) else pinned(args[0].clone())
+
+
+LEGACY_KINDS = tuple("Float Double Half BFloat16 Byte Char Short Int Long Bool".split())
+_LEGACY_TYPES = {f"torch.cuda.{kind}Tensor": f"torch.{kind}Tensor" for kind in LEGACY_KINDS}
+_DEVICE_TYPES = {host: device for device, host in _LEGACY_TYPES.items()}
+
+
+def host_type(kind: Any) -> str | None:
+    """``"torch.HalfTensor"`` for ``torch.cuda.HalfTensor``, by name or as the class; None for anything else."""
+    if not isinstance(kind, str):
+        kind = getattr(kind, "_original", kind)  # a class may be its stand-in
+        kind = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__name__', '')}"
+    return _LEGACY_TYPES.get(kind)
 
 
 def _type(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``tensor.type("torch.cuda.HalfTensor")``: a conversion of the dtype."""
-    name, prefix = kwargs.get("dtype", args[1] if len(args) > 1 else None), f"torch.{device_type}."
-    if not isinstance(name, str) or not name.startswith(prefix):
+    """``tensor.type()`` names the device; ``tensor.type("torch.cuda.HalfTensor")`` is a conversion of the dtype."""
+    if device_type != "cuda":
         return NotImplemented
-    return args[0].type(f"torch.{name.removeprefix(prefix)}")
+    kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+    if kind is None:
+        name = args[0].type()
+        return _DEVICE_TYPES.get(name, name)
+    host = host_type(kind)
+    return NotImplemented if host is None else args[0].type(host)
 
 
 _get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__
@@ -94,7 +125,8 @@ _get_device: Callable[[Tensor], torch.device] = Tensor.device.__get__
 HANDLERS: dict[Any, Handler] = {
     Tensor.device.__get__: _device,
     Tensor.get_device: _get_device_index,
-    Tensor.pin_memory: _itself,
+    Tensor.pin_memory: _pin_memory,
+    Tensor.is_pinned: _is_pinned,
     Tensor.type: _type,
 }
 HANDLERS.update(

@@ -34,19 +34,37 @@ class Refusal:
 
 
 def _in_autocast(device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    del args, kwargs
-    return torch.is_autocast_enabled(device_type)
+    del kwargs
+    return torch.is_autocast_enabled(device_type) and private.scripted_from(args[0]) is None
 
 
 _GRAPHS = "ops run on the CPU, which records no graph; call the function itself"
+_KERNELS = (
+    "it compiles for the device, and there is none; keep a Python function for machines without one, and call that"
+)
+_ALLOCATORS = "no memory of a device is there to take; leave it out"
+_NCCL = "there are no devices for it to connect; call torch.distributed's own, with gloo"
 _SCRIPT = (
     "TorchScript runs its ops where autocast's emulation cannot reach them; call the Python function or module itself"
 )
 
 REFUSALS: tuple[Refusal, ...] = (
     *(
-        Refusal(owner=torch.cuda, name=name, instead=_GRAPHS)
-        for name in ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle", "ExternalStream")
+        Refusal(owner=owner, name=name, instead=instead)
+        for owner, names, instead in (
+            (torch.cuda, "CUDAGraph graph make_graphed_callables graph_pool_handle ExternalStream", _GRAPHS),
+            (torch.cuda.graphs, "CUDAGraph graph make_graphed_callables graph_pool_handle", _GRAPHS),
+            (torch.accelerator, "Graph", _GRAPHS),
+            (torch.cuda.jiterator, "_create_jit_fn _create_multi_output_jit_fn", _KERNELS),
+            (torch.cuda, "MemPool caching_allocator_alloc caching_allocator_delete", _ALLOCATORS),
+            (torch.cuda.memory, "CUDAPluggableAllocator change_current_allocator", _ALLOCATORS),
+            (
+                torch.cuda.nccl,
+                "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id version",
+                _NCCL,
+            ),
+        )
+        for name in names.split()
     ),
     *(
         Refusal(owner=kind, name="__call__", instead=_SCRIPT, applies=_in_autocast, stands_for_user=True)

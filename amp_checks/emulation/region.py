@@ -90,7 +90,7 @@ class Region(TorchFunctionMode):
         if "device" in kwargs:
             kwargs = {**kwargs, "device": pretend.translate(kwargs["device"], self.device_type)}
         if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
+            return pretend.pinned(self._emulate(func, args, {**kwargs, "pin_memory": False}))
         if func is _to:
             args = (args[0], *(pretend.translate(value, self.device_type) for value in args[1:]))
         engine = self.engine

@@ -215,6 +215,12 @@ ScriptFunction: type = _private("_C.ScriptFunction", "to refuse TorchScript")
 ScriptMethod: type = _private("_C.ScriptMethod", "to refuse TorchScript")
 
 
+def scripted_from(function: Any) -> Callable[..., Any] | None:
+    """The Python function that a scripted function was made from, or None where torch has not kept it (traces)."""
+    found: Callable[..., Any] | None = getattr(function, "_torchdynamo_inline", None)
+    return found
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd tracks the tensor as a view: autocast never caches the cast of one."""
     return tensor._is_view()
@@ -231,6 +237,11 @@ def set_cudnn_enabled(enabled: bool) -> bool:
     before: bool = torch._C._get_cudnn_enabled()
     torch._C._set_cudnn_enabled(enabled)
     return before
+
+
+def cudnn_switch() -> tuple[Any, str, str]:
+    """Owner and names of what reads and what writes that flag for ``torch.backends.cudnn.flags``."""
+    return torch._C, "_get_cudnn_enabled", "_set_cudnn_enabled"
 
 
 # --- Kernels of one op: planted faults replace them, the op-entry probe stands among them. --------------------------

@@ -228,12 +228,16 @@ def test_custom_ops() -> None:
 
 def refused() -> dict[str, Callable[[], object]]:
     scripted = torch.jit.trace(lambda value: value @ value, torch.ones(2, 2))
+    scripted._torchdynamo_inline = None  # as of one whose Python function torch has not kept
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     return {
         "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),  # noqa: PLW0108 - looked up when called
         "torch.cuda.graph": lambda: torch.cuda.graph(None),  # type: ignore[arg-type]
         "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(abs, ()),
         "cuda:1": lambda: torch.cuda.set_device(1),
+        "torch.cuda.jiterator._create_jit_fn": lambda: torch.cuda.jiterator._create_jit_fn("int f() { return 1; }"),
+        "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),  # noqa: PLW0108
+        "torch.cuda.nccl.all_reduce": lambda: torch.cuda.nccl.all_reduce([torch.ones(1)]),
         "ScriptFunction.__call__": lambda: scripted(torch.ones(2, 2)),
         "ScriptMethod.__call__": lambda: module(torch.ones(1, 2)),
         "nested tensor": lambda: torch.nn.functional.linear(
@@ -243,7 +247,8 @@ def refused() -> dict[str, Callable[[], object]]:
 
 
 REFUSED = (
-    "torch.cuda.CUDAGraph,torch.cuda.graph,torch.cuda.make_graphed_callables,cuda:1,ScriptFunction.__call__,"
+    "torch.cuda.CUDAGraph,torch.cuda.graph,torch.cuda.make_graphed_callables,cuda:1,torch.cuda.jiterator._create_jit_fn,"
+    "torch.cuda.MemPool,torch.cuda.nccl.all_reduce,ScriptFunction.__call__,"
     "ScriptMethod.__call__,nested tensor"
 ).split(",")
 
