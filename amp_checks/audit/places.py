@@ -97,7 +97,7 @@ def line(place: Place | None) -> str | None:
 
 
 def shown(name: str) -> str:
-    """A file as messages name it: relative to the current folder, or where packages are installed, where it lies in it."""
+    """A file as messages name it: relative to the current folder, or to that of packages, where it lies in it."""
     return _shown(name, _working or Path.cwd())
 
 

@@ -6,6 +6,7 @@ In float64, float32 is lower too; in float32, only what the program casts to 16 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -48,12 +49,15 @@ class HigherPrecisionMode(TorchFunctionMode):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype, self.wider = dtype, _WIDER[dtype]
+        self._process = os.getpid()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         kwargs = kwargs or {}
+        if os.getpid() != self._process:  # a worker that was forked prepares data, as it does without this mode
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _SETTERS or func in _ENGINE:
             if func == _SET_GRADIENT and isinstance(args[1], Tensor):

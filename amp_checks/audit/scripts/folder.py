@@ -146,10 +146,15 @@ class Folder:
     def read(self, path: Any) -> Any:
         """Where to read what that path means."""
         virtual = self._virtual(path)
-        if virtual is None or not (virtual == "/" or self._is_real(os.path.dirname(virtual))):
-            return path
-        here = self.path(virtual)
-        return _like(path, self._link(here) or here)
+        return path if virtual is None else _like(path, self._found(virtual))
+
+    def _found(self, virtual: str) -> str:
+        """In the copy, or where a link of the copy leads; that may be another name than its own, where it was moved."""
+        folder, name = os.path.split(virtual)
+        if virtual == "/" or self._is_real(folder):
+            here = self.path(virtual)
+            return self._link(here) or here
+        return f"{self._found(folder)}/{name}"
 
     def write(self, path: Any, *, truncates: bool = False) -> Any:
         """Where to write what that path means: a copy of what is there, or nothing where it is written anew."""
@@ -158,7 +163,7 @@ class Folder:
             return path
         here = self.path(virtual)
         if self._own_folder(os.path.dirname(virtual)) and (source := self._link(here)) is not None:
-            if os.path.isdir(source):
+            if _is_folder(source):
                 self._own_folder(virtual)
             else:
                 _unlink(here)
@@ -173,7 +178,7 @@ class Folder:
         if not self._own_folder(os.path.dirname(virtual)):
             return False
         source = self._link(self.path(virtual))
-        if source is None or not os.path.isdir(source):
+        if source is None or not _is_folder(source):
             return False
         _unlink(self.path(virtual))
         self._populate(virtual, source)
@@ -268,7 +273,12 @@ class Folder:
     def _on_os_open(self, original: Callable[..., Any], path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
             writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-            path = self.write(path, truncates=bool(flags & os.O_TRUNC)) if writes else self.read(path)
+            # What is removed by way of an open folder (shutil.rmtree does) is not named: the folder must be the copy's.
+            virtual = self._virtual(path)
+            if not writes and virtual is not None and os.path.isdir(path) and self._own_folder(virtual):
+                path = _like(path, self.path(virtual))
+            else:
+                path = self.write(path, truncates=bool(flags & os.O_TRUNC)) if writes else self.read(path)
         return original(path, flags, *args, **kwargs)
 
     def _on_save(self, original: Callable[..., Any], value: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -299,6 +309,13 @@ def _replace(owner: Any, name: str, handler: Callable[..., Any]) -> None:
         return handler(original, *args, **kwargs)
 
     setattr(owner, name, replacement)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(_stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _copied(source: str, target: str) -> None:
