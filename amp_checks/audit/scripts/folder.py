@@ -49,6 +49,7 @@ class Folder:
         self.tree = f"{self.root}/tree"
         self._links_to = f"{self.root}/real"
         """Links of ours go through here, so that they are told from other links."""
+        self._working = tuple(str(folder.resolve()) for folder in working)
         self._copied: dict[str, tuple[int, int]] = {}
         self._entries = self._bytes = 0
         self._real = {"/"}
@@ -58,8 +59,8 @@ class Folder:
             _mkdir(made)
         _symlink("/", self._links_to)
         self._populate("/")
-        for folder in working:
-            self._copy(str(folder.resolve()))
+        for folder in self._working:
+            self._copy(folder)
 
     def path(self, original: str | Path) -> str:
         """Where the copy of a path is, or of what a path of the copy is a copy of."""
@@ -227,6 +228,8 @@ class Folder:
     def _on_one(self, writes: bool, original: Callable[..., Any], path: Any = None, *args: Any, **kwargs: Any) -> Any:
         if path is None or kwargs.get("dir_fd") is not None:
             return original(*(() if path is None else (path,)), *args, **kwargs)
+        if original is _lstat and (virtual := self._virtual(path)) is not None and virtual.startswith(self._working):
+            self._own_folder(virtual)  # who looks this close may compare it with what it opens, as shutil.rmtree does
         found = original(self.write(path) if writes else self.read(path), *args, **kwargs)
         if original is _rmdir and (virtual := self._virtual(path)) is not None:
             self._real.discard(virtual)
