@@ -20,6 +20,7 @@ _HOME = {
     "Result": "core",
     "Status": "core",
     "attempt": "core",
+    "audit_script": "audit.scripts.front",
     "cases": "families",
     "run": "families",
     "backend": "backends",

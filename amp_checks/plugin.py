@@ -9,15 +9,17 @@ next to nothing else, and does nothing until an option of ours is given or an it
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from amp_checks.pytest_plugin import time_limit
+from amp_checks.pytest_plugin import emulated, time_limit
 
 if TYPE_CHECKING:
+    import torch
+
     from amp_checks.pytest_plugin.session import Session
 
 SUITE = Path(__file__).parent / "conformance" / "suite.amp"
@@ -58,7 +60,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cuda: an amp_checks item that needs a CUDA device")
     config.addinivalue_line("markers", "cpu: an amp_checks item on the CPU's own autocast")
     config.addinivalue_line("markers", "emulated: an amp_checks item under another device's rules, on the CPU")
+    config.addinivalue_line("markers", emulated.DESCRIPTION)
     config.pluginmanager.register(Hooks(config), "amp_checks_hooks")
+
+
+@pytest.fixture
+def emulated_cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A CUDA device, emulated on the CPU: its autocast rules, a real GradScaler, `torch.cuda` as on one idle GPU."""
+    with emulated.device(request.node) as device:
+        yield device
 
 
 class Hooks:

@@ -50,6 +50,19 @@ class Report:
         """What is at least as bad as that, and not ignored."""
         return tuple(one for one in self.diagnostics if one.severity.rank <= fail_on.rank and one.ignored is None)
 
+    def raise_for_findings(self, fail_on: Severity | str = Severity.ERROR) -> None:
+        """Nothing, where nothing was found that is at least as bad as that, or it was ignored.
+
+        Raises:
+            AssertionError: something was, or not all rules have judged; its text is the report.
+            ValueError: there is no such severity.
+        """
+        if self.failures(Severity(fail_on)) or self.incomplete is not None:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        return text(self)
+
 
 def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (), quick: bool = False) -> Report:
     """Run the case under the backend and judge what was seen.

@@ -19,7 +19,7 @@ import torch.utils.data
 from torch import Tensor
 
 from amp_checks.core import NotEmulated
-from amp_checks.emulation import pretend, storages, streams
+from amp_checks.emulation import pretend, processes, storages, streams
 from amp_checks.emulation.figures import CAPABILITY, MEMORY, NAME, nested_stats, properties
 from amp_checks.emulation.streams import EmulatedEvent, EmulatedStream
 from amp_checks.emulation.switches import CUDNN_VERSION
@@ -203,18 +203,6 @@ def _script(original: Any, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
     return obj
 
 
-def _init_process_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """One process alone exchanges nothing: gloo does what NCCL would."""
-    if "nccl" in str(backend or "nccl"):
-        backend = "gloo"
-    kwargs.pop("device_id", None)
-    found = original(backend, *args, **kwargs)
-    if torch.distributed.get_world_size() > 1:
-        torch.distributed.destroy_process_group()
-        raise NotEmulated("torch.distributed with NCCL", "several processes have no device between them; write gloo")
-    return found
-
-
 def _rows(owner: Any, names: str, how: str, give: Give, **fields: Any) -> Iterator[Answer]:
     for name in names.split():
         if hasattr(owner, name):  # not all versions of torch have all of them
@@ -385,8 +373,11 @@ def _of_the_rest() -> Iterator[Answer]:
     yield from _rows(cudnn, "version", str(CUDNN_VERSION), always(CUDNN_VERSION))
     yield from _rows(cudnn, "is_acceptable", "False", always(False))  # its kernels are not here
     yield from _rows(torch.nn.DataParallel, "scatter", "one device", _scatter)
+    yield from _rows(torch.multiprocessing, "spawn", "runs in this process", processes.spawn)
     if torch.distributed.is_available():
-        yield from _rows(torch.distributed, "init_process_group", "one process, with gloo", _init_process_group)
+        yield from _rows(
+            torch.distributed, "init_process_group", "one process, with gloo", processes.init_process_group
+        )
         yield from _rows(torch.distributed, "is_nccl_available", "True", always(True))
 
 

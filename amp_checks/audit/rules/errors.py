@@ -4,26 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.watching.events import ScalerRaised
+from amp_checks.audit.watching.events import LossScaled, ScalerRaised, ScalerStep
+from amp_checks.audit.watching.trace import Trace
 from amp_checks.core import first_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """An exception that AMP programs meet: its rule, a pattern of its text, what it means, what to change."""
+    """An exception that AMP programs meet: its rule, a pattern of its text, what it means, what to change.
+
+    ``when``: what else must be true of the run, where one text has several causes.
+    """
 
     rule: str
     pattern: str
     meaning: str
     remedy: str
+    when: Callable[[Trace], bool] = lambda _: True
+
+    def is_this(self, text: str, trace: Trace) -> bool:
+        """Whether an exception of that text is the one meant."""
+        return re.search(self.pattern, text) is not None and self.when(trace)
+
+
+def _scaled_since_the_step(trace: Trace) -> bool:
+    """A loss was scaled after the last step: the next iteration has begun."""
+    last = next((event for event in reversed(trace.events) if isinstance(event, LossScaled | ScalerStep)), None)
+    return isinstance(last, LossScaled)
 
 
 KNOWN = (
+    Known(
+        rule="scaler-update-missing",
+        pattern=r"unscale_\(\) is being called after step",
+        meaning="scaler.unscale_ is called in the next iteration without scaler.update()",
+        remedy="call scaler.update() at the end of each iteration",
+        when=_scaled_since_the_step,
+    ),
     Known(
         rule="gradients-unscaled-twice",
         pattern=r"unscale_\(\) (has already been called|is being called after step)",
@@ -104,7 +126,7 @@ def raises(evidence: Evidence) -> Iterator[Found]:
         yield from _caught(evidence)
         return
     text = str(failure.error)
-    known = next((row for row in KNOWN if re.search(row.pattern, text)), None)
+    known = next((row for row in KNOWN if row.is_this(text, evidence.amp)), None)
     message = f"{type(failure.error).__name__}: {first_line(failure.error)}"
     if known is not None:
         message = f"{known.meaning} ({message})"
@@ -124,7 +146,7 @@ def raises(evidence: Evidence) -> Iterator[Found]:
 def _caught(evidence: Evidence) -> Iterator[Found]:
     """What a scaler raised and the program has caught: it goes on without what the scaler was to do."""
     for event in evidence.amp.of(ScalerRaised):
-        known = next((row for row in KNOWN if re.search(row.pattern, event.text)), None)
+        known = next((row for row in KNOWN if row.is_this(event.text, evidence.amp)), None)
         what = f"{known.meaning} ({event.text})" if known is not None else event.text
         found = at(event, f"{what}; the program catches that, and goes on without what the scaler was to do")
         if known is not None:

@@ -38,8 +38,15 @@ _RANDOM_LIKE = {torch.rand_like, torch.randn_like}
 _RANDOM = {torch.rand, torch.randn, torch.randint, torch.normal}
 _RANDOM_IN_PLACE = {Tensor.normal_, Tensor.uniform_}
 _SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
-_OF_SCALERS = ("scale", "unscale_", "_check_inf_per_device")
-"""Methods of `torch.amp.GradScaler` whose own arithmetic stays in float32: its kernels take nothing else."""
+_AS_THEY_ARE: tuple[tuple[Any, str], ...] = (
+    # Its kernels take float32 alone.
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "unscale_"),
+    (torch.amp.GradScaler, "_check_inf_per_device"),
+    # A tensor over bytes that were written before, by a worker or to a file: in another dtype it would misread them.
+    (torch._utils, "_rebuild_tensor"),  # noqa: SLF001 - what torch.load and worker processes have in common
+)
+"""Functions of torch that compute in the dtypes they ask for."""
 _SETTERS = {"__set__", "__get__", "__delete__"}
 
 
@@ -116,8 +123,8 @@ class Compute(Change):
 
         with Patches() as patches:
             patches.replace(*private.backward_engine(), around(run))
-            for method in _OF_SCALERS:
-                patches.replace(torch.amp.GradScaler, method, around(_as_it_is))
+            for owner, name in _AS_THEY_ARE:
+                patches.replace(owner, name, around(_as_it_is))
             with mode:
                 yield
 

@@ -83,10 +83,10 @@ class Session:
             self._loop.enter_context(change.around_loop(watch))
         return training
 
-    def finish(self) -> Ran:
-        """Training has ended."""
+    def finish(self, *, stopped: bool = False) -> Ran:
+        """Training has ended, or was stopped in the middle of the program."""
         self._loop.close()
-        self.watch.close()
+        self.watch.close(stopped=stopped)
         if answered:
             self.watch.trace.notes["answered for the device"] = "; ".join(sorted(answered))
         return Ran(self.watch.trace, self._recorder.result() if self._recorder is not None else None)

@@ -96,7 +96,7 @@ class Course:
             enough = enough or time.monotonic() - self._since > self._seconds
         if enough:
             watch.trace.notes["script"] = f"stopped after {done} iterations"
-            self._ended(self._session.finish())
+            self._ended(self._session.finish(stopped=True))
 
 
 def models_of(parameters: Sequence[torch.Tensor]) -> dict[str, nn.Module]:

@@ -124,10 +124,11 @@ class Watch:
             if gradient.parameter.layout is torch.strided and gradient.parameter.numel():
                 known.setdefault(gradient.parameter.data_ptr(), gradient.name)
 
-    def close(self) -> None:
-        """The run is over: read what was left for the end."""
+    def close(self, *, stopped: bool = False) -> None:
+        """The run is over, or was stopped where it was: read what was left for the end."""
         trace = self.trace
-        trace.left_on = tuple(name for name in DEVICE_TYPES if torch.is_autocast_enabled(name))
+        if not (stopped and self._is_inside_regions()):
+            trace.left_on = tuple(name for name in DEVICE_TYPES if torch.is_autocast_enabled(name))
         with self.state.quietly():
             self.ops.end_step()
             trace.losses = [(step, value.double().item() / scale) for step, value, scale in self.backward.losses]
@@ -140,6 +141,11 @@ class Watch:
                     now = gradient.parameter.grad
                     facts.received = gradient.received
                     facts.pending = readable.is_finite(now) if now is not None else None
+
+    def _is_inside_regions(self) -> bool:
+        """Whether regions are entered, none of them once more in each iteration."""
+        places = [region.where for region in self.state.regions]
+        return bool(places) and len(set(places)) == len(places)
 
     def fail(self, error: BaseException) -> None:
         """The step raised."""

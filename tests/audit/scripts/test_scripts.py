@@ -10,12 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[3]
-SCRIPTS = ROOT / "fixtures" / "scripts"
+from script_audits import ROOT, SCRIPTS, Faulty, assert_found, assert_healthy, audit
 
 
 @pytest.fixture
@@ -24,65 +21,60 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SCRIPTS, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
-
-
-def audit(folder: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any] | None, str]:
-    """Exit status, the document, and what was written on standard error; nothing in the folder may have changed."""
-    before, out = contents(folder), folder.parent / "out.json"
-    out.unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "amp_checks", "audit", "--json", str(out), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
-    assert contents(folder) == before
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(out.read_text()) if out.exists() else None, done.stderr
-
-
 PLAIN = ("plain.py", "--fault")
 VISION = ("vision/train.py", "--fault")
 PACKAGE = ("-m", "package")
-HEALTHY = {"plain": ("plain.py",), "gan": ("gan.py",), "vision": ("vision/train.py",), "package": PACKAGE}
-FAULTY = {
-    "clipped-scaled": ("scaled-gradients-modified", "plain.py", (*PLAIN, "clipped-scaled")),
-    "bypassed": ("scaler-bypassed", "plain.py", (*PLAIN, "bypassed")),
-    "not-scaled": ("loss-not-scaled", "gan.py", ("gan.py",)),
-    "changed-scaled": ("scaled-gradients-modified", "gan.py", ("gan.py",)),
-    "clipped-scaled in another file": ("scaled-gradients-modified", "vision/utils.py", (*VISION, "clipped-scaled")),
-    "stepped-twice": ("scaler-bypassed", "vision/utils.py", (*VISION, "stepped-twice")),
-    "changed-late": ("gradients-modified-after-step", "package/__main__.py", (*PACKAGE, "fault=changed-late")),
-    "scaled-twice": ("loss-scaled-twice", "package/__main__.py", (*PACKAGE, "fault=scaled-twice")),
+NATIVE = ("native_scaler/train.py", "--fault")
+HEALTHY = {
+    "plain": ("plain.py",),
+    "gan": ("gan.py",),
+    "vision": ("vision/train.py",),
+    "package": PACKAGE,
+    "native_scaler": ("native_scaler/train.py",),
+    "compiled": ("compiled.py",),
+    "spawned": ("spawned.py",),
+    "configured": ("configured.py", "model.width=16"),
 }
+FAULTY = (
+    Faulty("clipped-scaled", "scaled-gradients-modified", "plain.py", (*PLAIN, "clipped-scaled")),
+    Faulty("bypassed", "scaler-bypassed", "plain.py", (*PLAIN, "bypassed")),
+    Faulty("not-scaled", "loss-not-scaled", "gan.py", ("gan.py",)),
+    Faulty("changed-scaled", "scaled-gradients-modified", "gan.py", ("gan.py",)),
+    Faulty("clipped-scaled", "scaled-gradients-modified", "vision/utils.py", (*VISION, "clipped-scaled")),
+    Faulty("stepped-twice", "scaler-bypassed", "vision/utils.py", (*VISION, "stepped-twice")),
+    Faulty("changed-late", "gradients-modified-after-step", "package/__main__.py", (*PACKAGE, "fault=changed-late")),
+    Faulty("scaled-twice", "loss-scaled-twice", "package/__main__.py", (*PACKAGE, "fault=scaled-twice")),
+    Faulty("clipped-scaled", "scaled-gradients-modified", "native_scaler/scaler.py", (*NATIVE, "clipped-scaled")),
+    Faulty("never-updated", "scaler-update-missing", "native_scaler/scaler.py", (*NATIVE, "never-updated")),
+    Faulty("made-anew", "scaler-recreated", "native_scaler/scaler.py", (*NATIVE, "made-anew")),
+    Faulty("inside", "backward-in-autocast", "compiled.py", ("compiled.py",)),
+    Faulty("read-scaled", "scaled-gradients-read", "compiled.py", ("compiled.py",)),
+    Faulty("decayed-scaled", "scaled-gradients-modified", "spawned.py", ("spawned.py", "decayed-scaled")),
+    Faulty("bypassed", "scaler-bypassed", "spawned.py", ("spawned.py", "bypassed")),
+    Faulty(
+        "updated-each-time",
+        "scaler-update-without-step",
+        "configured.py",
+        ("configured.py", "trainer.fault=updated-each-time"),
+    ),
+    Faulty(
+        "scheduled-anyway",
+        "scheduler-stepped-on-skipped-step",
+        "configured.py",
+        ("configured.py", "trainer.fault=scheduled-anyway"),
+    ),
+)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_script_has_no_finding(name: str, folder: Path) -> None:
-    status, document, _ = audit(folder, *HEALTHY[name])
-    assert document is not None
-    assert document["audits"][0]["diagnostics"] == []
-    assert status == 0
-    assert name != "plain" or "is_available" in document["audits"][0]["summary"]["answered for the device"]
+    summary = assert_healthy(folder, HEALTHY[name])
+    assert name != "plain" or "is_available" in summary["answered for the device"]
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_a_fault_of_a_script_is_found_named_and_placed(name: str, folder: Path) -> None:
-    rule, file, arguments = FAULTY[name]
-    fault = name.partition(" ")[0]
-    _, document, _ = audit(folder, *arguments, FAULT=fault)
-    assert document is not None
-    found = [one for one in document["audits"][0]["diagnostics"] if one["follows_from"] is None]
-    lines = (SCRIPTS / file).read_text().splitlines()
-    (number,) = [n for n, text in enumerate(lines, 1) if text.endswith(f"# {fault}")]
-    placed = [(one["rule"], one["where"]) for one in found if one["severity"] != "note"]
-    assert (rule, f"{file}:{number}") in placed
-    assert len([one for one in found if one["severity"] == "error"]) <= 1
+@pytest.mark.parametrize("faulty", FAULTY, ids=str)
+def test_a_fault_of_a_script_is_found_named_and_placed(faulty: Faulty, folder: Path) -> None:
+    assert_found(folder, faulty)
 
 
 def test_a_quick_audit_makes_two_runs_and_keeps_what_was_written(folder: Path) -> None:
