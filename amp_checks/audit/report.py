@@ -21,6 +21,7 @@ from amp_checks.audit.runs.plan import Runs
 from amp_checks.audit.watching import magnitudes
 from amp_checks.audit.watching.magnitudes import Magnitudes
 from amp_checks.audit.watching.trace import Trace
+from amp_checks.backends import in_float32
 from amp_checks.core import first_line
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.dtypes import dtype_name
@@ -76,6 +77,7 @@ def audit(case: AuditCase, backend: Backend, *, ignored: tuple[Ignored, ...] = (
     Raises:
         UsageError: the case is no case, cannot be built, or raises without AMP too.
     """
+    backend = in_float32(backend)
     report: Report = case.apart(lambda: _audit(case, backend, ignored, quick=quick))
     return report
 

@@ -6,6 +6,7 @@ before a backend is asked whether it is available.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -37,6 +38,18 @@ def emulated(device_type: str, dtype: str, *, numerics: str = "native") -> Backe
         numerics=numerics,
         activate=functools.partial(_emulate, device_type, numerics),
     )
+
+
+def in_float32(backend: Backend) -> Backend:
+    """An emulated backend with float32 inside, for speed; one that is not emulated, or active already, as it is."""
+    if not backend.emulated or backend.numerics != "native":
+        return backend
+    from amp_checks.emulation.region import current
+
+    if current() is not None:
+        return backend
+    activate = functools.partial(_emulate, backend.device_type, "float32")
+    return dataclasses.replace(backend, numerics="float32", activate=activate)
 
 
 _TABLE: dict[str, Backend] = {

@@ -8,7 +8,16 @@ unmodified on a machine with no GPU. The kernels stay the CPU's: `LIMITS` says w
 from amp_checks.core import DEVICE_TYPES, NotEmulated
 from amp_checks.core.limits import EMULATION as LIMITS
 from amp_checks.emulation.engine import Numerics
-from amp_checks.emulation.region import emulate, replaces_op
+from amp_checks.emulation.region import emulate, hearing_of_replaced, replaces_op
 from amp_checks.emulation.rules import registered_rules
 
-__all__ = ["DEVICE_TYPES", "LIMITS", "NotEmulated", "Numerics", "emulate", "registered_rules", "replaces_op"]
+__all__ = [
+    "DEVICE_TYPES",
+    "LIMITS",
+    "NotEmulated",
+    "Numerics",
+    "emulate",
+    "hearing_of_replaced",
+    "registered_rules",
+    "replaces_op",
+]

@@ -62,6 +62,10 @@ class _KernelOnWrappers(TorchDispatchMode):
         )
 
 
+HEARERS: list[Callable[[Any, tuple[Any, ...], Any], None]] = []
+"""Called with each op that ran in float32 inside, its arguments and its result as the device would have them."""
+
+
 class Engine(TorchDispatchMode):
     """One region's ops. Belongs to the thread that entered the region.
 
@@ -235,9 +239,12 @@ class Engine(TorchDispatchMode):
             raise NotEmulated(op.name(), lack) from error
 
     def _run_in_float32(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if numerics.applies(args, kwargs):
-            return self._replace(numerics.run, op, args, kwargs)
-        return self._run(op, args, kwargs)
+        if not numerics.applies(args, kwargs):
+            return self._run(op, args, kwargs)
+        out = self._replace(numerics.run, op, args, kwargs)
+        for hear in HEARERS:
+            hear(op, args, out)
+        return out
 
     def _run_custom(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The kernel of an op from outside torch may be Python: user code, which must find the emulation on."""

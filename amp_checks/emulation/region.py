@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from amp_checks.core import DEVICE_TYPES
 from amp_checks.emulation import patches, plans, pretend
-from amp_checks.emulation.engine import Engine, Numerics, Recorder
+from amp_checks.emulation.engine import HEARERS, Engine, Numerics, Recorder
 from amp_checks.emulation.plans import Plan
 from amp_checks.emulation.rules import RULES_CHANGED
 from amp_checks.emulation.wrapper import holds_tensor
@@ -33,6 +33,19 @@ def replaces_op() -> bool:
     """Whether the emulation runs code of its own in an op's place, in this thread: its casts are not the program's."""
     region = current()
     return region is not None and region.engine.replacing > 0
+
+
+@contextmanager
+def hearing_of_replaced(hear: Callable[[Any, tuple[Any, ...], Any], None]) -> Iterator[None]:
+    """Inside, ``hear`` is called with each op that runs in float32 inside: the op, its arguments, its rounded result.
+
+    While such an op runs, `replaces_op` is true of all that a dispatch mode sees.
+    """
+    HEARERS.append(hear)
+    try:
+        yield
+    finally:
+        HEARERS.remove(hear)
 
 
 def _leave_forked_child() -> None:

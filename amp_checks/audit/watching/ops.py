@@ -16,7 +16,7 @@ from amp_checks.audit.watching.rounding import RoundingWatch
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Failure, Op
 from amp_checks.audit.watching.uses import TensorUses
-from amp_checks.emulation import replaces_op
+from amp_checks.emulation import hearing_of_replaced, replaces_op
 from amp_checks.torch_api import private
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
@@ -44,8 +44,26 @@ class OpMode(TorchDispatchMode):
                 self._ops.failed(func, args, kwargs, error)
             raise
         with private.no_function_modes():
-            self._ops.saw(func, args, out)
+            if replaces_op():  # of an op that is computed otherwise here than on the device, as `heard` will be told
+                self._ops.passed()
+            else:
+                self._ops.saw(func, args, out)
         return out
+
+    def heard(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """An op ran that was computed otherwise than on the device: what it took and made there."""
+        if not self._ops.state.quiet:
+            with self._ops.state.quiet_ops(), private.no_function_modes(), torch.no_grad():
+                self._ops.saw(func, args, out)
+
+    def __enter__(self) -> Any:
+        self._hearing = hearing_of_replaced(self.heard)
+        self._hearing.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hearing.__exit__(None, None, None)
 
 
 class OpWatch:
@@ -101,6 +119,11 @@ class OpWatch:
         self.state.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
         if self.state.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
+
+    def passed(self) -> None:
+        """A part of an op ran: its backward belongs to where it is."""
+        if self.state.step < DETAILED_STEPS and not self.state.backward_depth and torch.is_grad_enabled():
+            self._forward_places.setdefault(private.latest_node_number(), (self.state.module, user_frame()))
 
     def _keep(self, facts: OpFacts, tensors: list[Tensor], out: Any, *, backward: bool) -> None:
         outputs = self.outputs(out)
