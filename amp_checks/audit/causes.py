@@ -19,6 +19,7 @@ from amp_checks.audit.measures import Compared
 from amp_checks.audit.rules import RULES, judge
 from amp_checks.audit.rules.errors import KNOWN
 from amp_checks.audit.runs.undo import Undo
+from amp_checks.audit.watching.compact import Gradients
 from amp_checks.audit.watching.events import ScalerRaised, ScalerStep
 from amp_checks.audit.watching.trace import Trace
 
@@ -153,7 +154,7 @@ def _referred_to_scaled(evidence: Evidence) -> Evidence:
             for name, value in scaled.gradients.items()
             if name in trace.gradients and name in exact
         }
-        return dataclasses.replace(trace, gradients=gradients)
+        return dataclasses.replace(trace, gradients=Gradients(gradients))
 
     perturbed = tuple(map(moved, runs.perturbed))
     compared = Compared(amp=runs.amp, fp32=moved(runs.fp32), exact=scaled, perturbed=perturbed)

@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from amp_checks.audit.watching.compact import Gradients
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api.numerics import Threshold
 
@@ -52,7 +53,7 @@ class Compared:
     exact: Trace
     perturbed: tuple[Trace, ...] = ()
 
-    def with_gradients(self, gradients: dict[str, torch.Tensor]) -> Compared:
+    def with_gradients(self, gradients: Gradients) -> Compared:
         """The same, had AMP given these gradients."""
         return dataclasses.replace(self, amp=dataclasses.replace(self.amp, gradients=gradients))
 
@@ -185,7 +186,7 @@ def worst_dependence(runs: Compared, with_scaler: Trace | None) -> tuple[str, fl
 def is_one_factor(runs: Compared) -> bool:
     """Whether the gradients are right but for a factor that they share."""
     factor = 1.0 + (bias(runs) or 0.0)
-    gradients = {name: value / factor for name, value in runs.amp.gradients.items()} if factor else {}
+    gradients = Gradients({name: value / factor for name, value in runs.amp.gradients.items()} if factor else {})
     errors = ratios(runs.with_gradients(gradients)).values()
     return bool(gradients) and all(ratio < GRADIENT_ERROR.value for ratio in errors)
 
@@ -265,7 +266,7 @@ def perturbed_error(runs: Compared) -> float:
     return _size([_total_error(trace.gradients, exact) for trace in runs.perturbed])
 
 
-def _total_error(gradients: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+def _total_error(gradients: Gradients, exact: Gradients) -> float:
     pairs = [(value, exact[name]) for name, value in gradients.items() if name in exact]
     size = sum((expected * expected).sum().item() for _, expected in pairs)
     error = sum(((actual - expected) ** 2).sum().item() for actual, expected in pairs if actual.shape == expected.shape)
@@ -291,13 +292,16 @@ def ill_conditioned(runs: Compared) -> bool:
     return bool(finite) and finite[len(finite) // 2] > 16.0 * torch.finfo(torch.float32).eps
 
 
-def are_small(runs: Compared) -> bool:
-    """Whether the errors of loss and gradients are as the dtype explains, and gradients share no factor."""
+def are_small(runs: Compared, *, of_limit: float = 1.0) -> bool:
+    """Whether the errors of loss and gradients are as the dtype explains, and gradients share no factor.
+
+    ``of_limit``: the part of each limit that they are to stay below.
+    """
     loss = loss_ratio(runs)
     return (
-        (loss is None or loss < LOSS_ERROR.value)
-        and all(ratio < GRADIENT_ERROR.value for ratio in ratios(runs).values())
-        and abs(bias(runs) or 0.0) < scale_bias(runs)
+        (loss is None or loss < of_limit * LOSS_ERROR.value)
+        and all(ratio < of_limit * GRADIENT_ERROR.value for ratio in ratios(runs).values())
+        and abs(bias(runs) or 0.0) < of_limit * scale_bias(runs)
     )
 
 

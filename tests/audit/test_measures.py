@@ -11,6 +11,7 @@ import torch
 
 from amp_checks.audit import measures
 from amp_checks.audit.measures import Compared
+from amp_checks.audit.watching.compact import Gradients
 from amp_checks.audit.watching.state import RunState
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.audit.watching.uses import TensorUses
@@ -21,7 +22,11 @@ RIGHT = {name: torch.full((4,), float(place + 1), dtype=torch.float64) for place
 def _compared(
     amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor], exact: dict[str, torch.Tensor] = RIGHT
 ) -> Compared:
-    return Compared(amp=Trace(gradients=amp), fp32=Trace(gradients=fp32), exact=Trace(gradients=exact))
+    return Compared(
+        amp=Trace(gradients=Gradients(amp)),
+        fp32=Trace(gradients=Gradients(fp32)),
+        exact=Trace(gradients=Gradients(exact)),
+    )
 
 
 def _times(**factors: float) -> dict[str, torch.Tensor]:
@@ -50,7 +55,7 @@ def test_wrong_size(amp: dict[str, torch.Tensor], fp32: dict[str, torch.Tensor],
 
 def test_gradients_that_rounding_makes_as_large_have_no_size() -> None:
     for moved, factor in ((1.5, pytest.approx(16.0, rel=0.05)), (5.0, None)):
-        perturbed = (Trace(gradients=_times(all=moved)),) * 2
+        perturbed = (Trace(gradients=Gradients(_times(all=moved))),) * 2
         compared = dataclasses.replace(_compared(_times(all=16.0), RIGHT), perturbed=perturbed)
         assert measures.wrong_size(compared) == factor
 
@@ -58,10 +63,10 @@ def test_gradients_that_rounding_makes_as_large_have_no_size() -> None:
 def test_what_is_all_rounding_error_depends_on_no_scale() -> None:
     """Without a run in float64 nothing tells FP32's own error: then size does."""
     plain = {"a": torch.ones(4), "b": torch.full((4,), 1e-9)}
-    fp32 = Trace(raw_gradients=plain)
+    fp32 = Trace(raw_gradients=Gradients(plain))
     compared = Compared(amp=Trace(), fp32=fp32, exact=fp32)
     for name, factor, found in (("b", 100.0, None), ("a", 1.0005, None), ("a", 1.5, ("a", 0.5))):
-        scaled = Trace(raw_gradients=plain | {name: plain[name] * factor})
+        scaled = Trace(raw_gradients=Gradients(plain | {name: plain[name] * factor}))
         assert measures.worst_dependence(compared, scaled) == found
     assert measures.worst_dependence(compared, None) is None
 

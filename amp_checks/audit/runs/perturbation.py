@@ -17,6 +17,9 @@ from amp_checks.audit.runs.change import Change
 PERTURBED_RUNS = 8
 """Runs, each moved otherwise. One set in a hundred gives less than 0.45 of the true root mean square."""
 
+FEWEST_PERTURBED = 2
+"""Runs after which it may be enough."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Perturbation(Change):

@@ -27,7 +27,7 @@ from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_s
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.audit.watching.watch import FREE, Alignment
-from amp_checks.torch_api import state
+from amp_checks.torch_api import memory, state
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
 from amp_checks.torch_api.state import one_thread
@@ -192,9 +192,13 @@ class Runs:
             session = Session(setup, self._always, iterations)
             with self._prepared(), session.installed():
                 self.case.play(self.backend, session, ended)
-                if setup == AMP:
+                result = session.finish()
+                if setup == AMP and session.training is not None and session.training.save is not None:
                     self._trained = session
-                return session.finish()
+            if session.is_large:
+                del session
+                memory.give_back()
+            return result
 
         ran: Ran = self.case.isolate(self.backend, setup.words, perform)
         return ran

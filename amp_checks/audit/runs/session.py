@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from amp_checks.audit.runs.plan import Setup
 
 
+_LARGE = 2**20
+"""Numbers, of all parameters."""
+
+
 @dataclasses.dataclass(slots=True)
 class Ran:
     """What is known of a run that ended: what was seen, and what its recorder made of one iteration."""
@@ -56,6 +60,12 @@ class Session:
     def may_exit(self) -> bool:
         """Whether the program may end by itself for what was changed."""
         return any(change.may_exit for change in self._setup.changes)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its models take so much memory that it shall not wait to be used again."""
+        named = self.training.named_parameters() if self.training is not None else {}
+        return sum(parameter.numel() for parameter in named.values()) > _LARGE
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -59,10 +59,10 @@ class OpMode(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._hearing = hearing_of_replaced(self.heard)
         self._hearing.__enter__()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hearing.__exit__(None, None, None)
 
 

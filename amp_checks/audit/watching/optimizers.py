@@ -243,12 +243,13 @@ class OptimizerWatch:
                 continue
             if gradient.modified:
                 trace.modified.add(gradient.name)
-            if gradient.raw is not None:
-                raw = readable.exact(gradient.raw)
-                trace.raw_gradients |= {gradient.name: raw} if raw is not None else {}
+            raw = readable.exact(gradient.raw) if gradient.raw is not None else None
+            if raw is not None:
+                trace.raw_gradients[gradient.name] = raw
             if (value := readable.exact(value)) is None:
                 continue
-            trace.gradients[gradient.name] = value / scale.double().item() if scale is not None else value
+            value = value / scale.double().item() if scale is not None else value
+            trace.gradients.put(gradient.name, value, or_from=trace.raw_gradients)
 
     def _after_step(self, optimizer: Any) -> None:
         state = self._state

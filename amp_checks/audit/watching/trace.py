@@ -12,6 +12,7 @@ import torch
 from amp_checks.audit.case import Training
 from amp_checks.audit.places import Place
 from amp_checks.audit.watching import readable
+from amp_checks.audit.watching.compact import Gradients
 from amp_checks.audit.watching.events import Event, LossScaled, RegionEntered, ScalerStep
 from amp_checks.audit.watching.magnitudes import Magnitudes
 
@@ -139,12 +140,12 @@ class Trace:
     events: list[Event] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
     losses: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    gradients: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    gradients: Gradients = dataclasses.field(default_factory=Gradients)
     first_real: dict[int, int] = dataclasses.field(default_factory=dict)
     parameters: dict[str, ParameterFacts] = dataclasses.field(default_factory=dict)
     buffers: dict[str, tuple[torch.dtype, bool]] = dataclasses.field(default_factory=dict)
     scales: list[float] = dataclasses.field(default_factory=list)
-    raw_gradients: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    raw_gradients: Gradients = dataclasses.field(default_factory=Gradients)
     modified: set[str] = dataclasses.field(default_factory=set)
     bypassed: set[str] = dataclasses.field(default_factory=set)
     took_overflow: bool = False
