@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amp_checks.audit.case import AuditCase, Training, load
     from amp_checks.audit.finding import Diagnostic, Severity
+    from amp_checks.audit.frameworks import lightning, trainer
     from amp_checks.audit.report import Report, audit
 
-__all__ = ["AuditCase", "Diagnostic", "Report", "Severity", "Training", "audit", "load"]
+__all__ = ["AuditCase", "Diagnostic", "Report", "Severity", "Training", "audit", "lightning", "load", "trainer"]
 
 _HOMES = {
     "AuditCase": "case",
@@ -22,7 +23,9 @@ _HOMES = {
     "Severity": "finding",
     "Training": "case",
     "audit": "report",
+    "lightning": "frameworks",
     "load": "case",
+    "trainer": "frameworks",
 }
 
 

@@ -130,7 +130,7 @@ class AuditCase:
         wanted = {name: value for name, value in offered.items() if name in _parameters(self.build)}
         try:
             made = self.build(**wanted)
-        except NotEmulated:
+        except (NotEmulated, UsageError):
             raise
         except SystemExit as error:
             raise UsageError(f"the case {self.id} called sys.exit while it was built ({describe(error)})") from error

@@ -144,5 +144,5 @@ def _default(case: AuditCase) -> tuple[str, ...]:
     if case.isolated:  # it was written for one device
         return ("cuda-float16",) if "cuda-float16" in ids else ("emulated-cuda-float16",)
     if training.takes_device(case.build):
-        return ids
+        return tuple(name for name in ids if case.runs_on(backends.backend(name)))
     return tuple(name for name in ids if name in ("cuda-float16", "emulated-cuda-float16"))

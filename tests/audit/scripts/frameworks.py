@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from script_audits import SCRIPTS, Faulty, assert_found, assert_healthy
+from script_audits import SCRIPTS, Faulty, assert_found, assert_healthy, audit
 
 AUTOMATIC = "frameworks/lightning_automatic.py"
 MANUAL = "frameworks/lightning_manual.py"
@@ -48,3 +48,31 @@ def test_a_healthy_script_has_no_finding_but_those_of_its_framework(script: str,
 @pytest.mark.parametrize("faulty", FAULTY, ids=str)
 def test_a_fault_of_a_script_is_found_named_and_placed(faulty: Faulty, folder: Path) -> None:
     assert_found(folder, faulty)
+
+
+CASES = "frameworks/cases.py"
+FAULTY_CASES = {"normalising": "normalised-scaled", "clipping": "clipped-scaled"}
+
+
+@pytest.mark.parametrize("name", ["automatic", "trained"])
+def test_a_healthy_case_of_a_framework_has_no_finding(name: str, folder: Path) -> None:
+    (folder / "out").mkdir()  # a Trainer makes its folder when it is made, audited or not
+    assert_healthy(folder, (f"{CASES}:{name}", "--backend", "emulated-cuda-float16"))
+
+
+@pytest.mark.parametrize("name", FAULTY_CASES)
+def test_a_fault_of_a_case_is_found_named_and_placed(name: str, folder: Path) -> None:
+    (folder / "out").mkdir()
+    command = (f"{CASES}:{name}", "--backend", "emulated-cuda-float16")
+    assert_found(folder, Faulty(FAULTY_CASES[name], "scaled-gradients-modified", CASES, command))
+
+
+def test_lightning_is_audited_under_each_backend_that_it_has(folder: Path) -> None:
+    status, document, _ = audit(folder, f"{CASES}:automatic")
+    assert status == 0
+    assert document is not None
+    backends = [one["backend"] for one in document["audits"]]
+    assert backends == ["cpu-bfloat16", "emulated-cuda-float16", "emulated-cuda-bfloat16"]
+    status, _, said = audit(folder, f"{CASES}:automatic", "--backend", "cpu-float16")
+    assert status == 4
+    assert "Lightning has no precision 16-mixed on cpu: audit it on another backend" in said
