@@ -142,10 +142,13 @@ class AuditCase:
         """What an audit of it gives: here, in this process."""
         return audit()
 
-    def isolate(self, backend: Backend, words: str, perform: Perform) -> Any:
-        """What a run of it gives, which is for what the words say: here, in this process; the run ends by itself."""
+    def start(self, backend: Backend, words: str, perform: Perform) -> Callable[[], Any]:
+        """Start a run, which is for what the words say; call what comes back for what it gives.
+
+        Here, in this process, that is when it is made; it ends by itself.
+        """
         del backend, words
-        return perform(lambda _: None)
+        return lambda: perform(lambda _: None)
 
     def play(self, backend: Backend, session: Any, ended: Ended) -> None:
         """Build it and train it, in a `Session` whose watch notes what its step raises.

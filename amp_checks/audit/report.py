@@ -91,6 +91,7 @@ def _audit(case: AuditCase, backend: Backend, ignored: tuple[Ignored, ...], *, q
         try:
             if not quick:
                 evidence.runs.settle()
+                evidence.prepare()
             evidence.check()
             evidence = evidence.from_two_runs() if quick else evidence
             for one in rules.judging(evidence):

@@ -15,10 +15,7 @@ from amp_checks.audit.case import Training
 from amp_checks.audit.runs.change import Change
 
 PERTURBED_RUNS = 8
-"""Runs, each moved otherwise. One set in a hundred gives less than 0.45 of the true root mean square."""
-
-FEWEST_PERTURBED = 2
-"""Runs after which it may be enough."""
+"""Runs at most, each moved otherwise. One set in a hundred gives less than 0.45 of the true root mean square."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

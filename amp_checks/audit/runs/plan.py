@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,6 +28,7 @@ from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_s
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.audit.watching.watch import FREE, Alignment
+from amp_checks.core import NotEmulated, SuiteError
 from amp_checks.torch_api import memory, state
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
@@ -126,6 +128,24 @@ class Runs:
         """
         return self._run(setup).trace
 
+    def ahead(self, setups: Sequence[Setup]) -> None:
+        """Make these runs now, two at a time, where each has a process of its own and the machine has room for two.
+
+        What one of them raises is left for who asks for it: it is run again then.
+        """
+        # A run in float64 takes twice the memory of the one that has ended.
+        room = memory.cores() >= 2 and memory.available() > 5 * memory.peak_of_children()
+        if not self.case.isolated or not room:
+            return
+        started: list[tuple[Setup, Callable[[], Ran]]] = []
+        for setup in (*map(self._aligned, setups), None, None):
+            if setup is not None and setup not in self._finished:
+                started.append((setup, self._start(setup)))
+            if started and (setup is None or len(started) == 2):
+                done, result = started.pop(0)
+                with contextlib.suppress(SuiteError, NotEmulated):
+                    self._finished[done] = result()
+
     def recorded(self, setup: Setup, kind: type[Recorder[Result]], step: int = 0) -> Result:
         """What a recorder of that kind makes of that iteration of the run."""
         setup = dataclasses.replace(setup, ops=False, raw=False, recorder=kind, recorded_step=step)
@@ -146,14 +166,19 @@ class Runs:
             return resume(self.case, self.backend, self._trained.training, self._trained.watch.state.scalers)
 
     def _run(self, setup: Setup) -> Ran:
-        if setup.follows is not None:
-            followed = self.trace(setup.follows)
-            scales = () if ScalerOff() in setup.changes else tuple(followed.scales)
-            alignment = Alignment(skips=tuple(sorted(followed.first_real.items())), scales=scales)
-            setup = dataclasses.replace(setup, follows=None, alignment=alignment)
+        setup = self._aligned(setup)
         if setup not in self._finished:
-            self._finished[setup] = self._run_once(setup)
+            self._finished[setup] = self._start(setup)()
         return self._finished[setup]
+
+    def _aligned(self, setup: Setup) -> Setup:
+        """The same, with what it repeats of the run that it follows."""
+        if setup.follows is None:
+            return setup
+        followed = self.trace(setup.follows)
+        scales = () if ScalerOff() in setup.changes else tuple(followed.scales)
+        alignment = Alignment(skips=tuple(sorted(followed.first_real.items())), scales=scales)
+        return dataclasses.replace(setup, follows=None, alignment=alignment)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -184,7 +209,7 @@ class Runs:
             stack.callback(state.restore, before)
             yield
 
-    def _run_once(self, setup: Setup) -> Ran:
+    def _start(self, setup: Setup) -> Callable[[], Ran]:
         """Build and run the program; what its step raises becomes `Trace.failure`."""
         iterations = None if setup == AMP else self._iterations()
 
@@ -200,8 +225,7 @@ class Runs:
                 memory.give_back()
             return result
 
-        ran: Ran = self.case.isolate(self.backend, setup.words, perform)
-        return ran
+        return self.case.start(self.backend, setup.words, perform)
 
     def _iterations(self) -> int | None:
         amp = self._finished.get(AMP)

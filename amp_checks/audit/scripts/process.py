@@ -61,11 +61,21 @@ class Child:
             UsageError, NotEmulated, SuiteError: raised in there.
             UsageError: it died, or took longer than its limit.
         """
+        return self.start(perform)()
+
+    def start(self, perform: Callable[[Callable[[Any], None]], Any]) -> Callable[[], Any]:
+        """Start that process; call what comes back for its result. Raises as `run` does.
+
+        Only the main thread may start one: what other threads hold, a forked process drops, temporary folders too.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
             self._live(perform)
+        return lambda: self._result(pid)
+
+    def _result(self, pid: int) -> Any:
         try:
             status = self._interruptible(pid) if self.talks else self._wait(pid)
         finally:  # with all the processes that it started

@@ -82,7 +82,7 @@ class Script(AuditCase):
     def _folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
-    def isolate(self, backend: Backend, words: str, perform: Perform) -> Any:
+    def start(self, backend: Backend, words: str, perform: Perform) -> Callable[[], Any]:
         folder = self._folder()
         child = Child(what=self.id, folder=folder, limit=self.time_limit * _PATIENCE)
         known, environment = list(sys.modules), dict(os.environ)
@@ -105,14 +105,22 @@ class Script(AuditCase):
             with self._as_main(copied):
                 return noted(perform(lambda ran: ended(noted(ran))))
 
-        with self.progress.run(words):
-            ran, names, new, written = child.run(inside)
-        if not self._made.imported:
-            self._made.imported = True
-            self._keep(folder, written, backend)
-            import_all(names, new, backend)
-        shutil.rmtree(folder, ignore_errors=True)
-        return ran
+        ended = self.progress.start(words)
+        result = child.start(inside)
+
+        def finish() -> Any:
+            try:
+                ran, names, new, written = result()
+            finally:
+                ended()
+            if not self._made.imported:
+                self._made.imported = True
+                self._keep(folder, written, backend)
+                import_all(names, new, backend)
+            shutil.rmtree(folder, ignore_errors=True)
+            return ran
+
+        return finish
 
     def _keep(self, folder: Path, written: dict[str, str], backend: Backend) -> None:
         """What the run left is copied from its folder to where the user wants it, below the backend's id."""
