@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,15 @@ _POLL = 0.01
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 15
 """Of the output of a run that went wrong."""
+
+
+_interrupts: list[int] = []
+"""Signals that were to interrupt this process, and may not have."""
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> NoReturn:
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
 
 
 class Stopped(Exception):
@@ -105,6 +115,9 @@ class Child:
     def _wait(self, pid: int) -> int:
         ends = time.monotonic() + self.limit if self.limit is not None else None
         while True:
+            if _interrupts:  # Python drops what a signal raises in its callbacks around a fork
+                _interrupts.clear()
+                raise KeyboardInterrupt
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 return status
@@ -118,9 +131,10 @@ class Child:
     def _live(self, perform: Callable[[Callable[[Any], None]], Any]) -> NoReturn:
         """The life of the process."""
         try:
+            _interrupts.clear()
             os.setsid()
             _die_with_parent()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _interrupt)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if not self.talks:
                 self._silence()

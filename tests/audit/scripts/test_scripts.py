@@ -135,7 +135,7 @@ def test_an_interrupted_audit_keeps_what_it_found(folder: Path) -> None:
         "import time, torch\nm = torch.nn.Linear(4, 4).cuda(); o = torch.optim.SGD(m.parameters(), 0.1)\n"
         "s = torch.amp.GradScaler('cuda', init_scale=4.0)\nfor i in range(99):\n"
         "  with torch.autocast('cuda'): l = m(torch.ones(2, 4, device='cuda')).float().square().mean()\n"
-        "  s.scale(l).backward(); s.step(o); s.update(); o.zero_grad(); time.sleep(1)\n"
+        "  s.scale(l).backward(); s.step(o); s.update(); o.zero_grad(); time.sleep(0.5)\n"
     )
     command = [sys.executable, "-m", "amp_checks", "audit", "--json", str(out), "slow.py"]
     with started.open("w") as said:
