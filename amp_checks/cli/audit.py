@@ -12,7 +12,7 @@ from pathlib import Path
 
 from amp_checks import backends
 from amp_checks.audit import case as training
-from amp_checks.audit import ignore
+from amp_checks.audit import explain, ignore
 from amp_checks.audit.case import AuditCase
 from amp_checks.audit.finding import Severity
 from amp_checks.audit.report import Report, as_json, audit, text
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modules", action="store_true", help="print what was seen module by module, too")
     parser.add_argument("--html", metavar="FILE", help="write a page of it (needs the extra `report`)")
     parser.add_argument("--template", action="store_true", help="print a first case file, and stop")
+    parser.add_argument("--explain", metavar="RULE", help="print what a rule is about, with a faulty program, and stop")
     parser.add_argument("--ignore", metavar="FILE", help="known findings: rule | place | until | reason")
     parser.add_argument(
         "--fail-on", choices=("error", "warning"), default="error", help="the least severity that fails (error)"
@@ -67,6 +68,9 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.template:
         sys.stdout.write(TEMPLATE.read_text(encoding="utf-8"))
+        return 0
+    if args.explain:
+        sys.stdout.write(explain.page(args.explain).text())
         return 0
     if not args.case and not args.module:
         raise UsageError("name a script, a case (file.py:function), or ask for --template")
