@@ -189,6 +189,11 @@ def _was_made_of_the_buffer(evidence: Evidence, cause: Diagnostic, effect: Diagn
     return "in float32 neither" in effect.message and (at_root or effect.module == cause.module)
 
 
+def _was_converted(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    del evidence, effect
+    return "the loop converts" in cause.message
+
+
 _GRADIENTS = ("gradients-differ", "gradients-off-scale")
 _SKIPS = ("steps-skipped", "parameter-never-updated", "optimizers-out-of-step")
 _MEASURED = ("loss-differs", *_GRADIENTS)
@@ -204,6 +209,8 @@ LINKS = (
             "scaler-bypassed",
             "gradients-unscaled-mid-accumulation",
             "scaler-updated-mid-accumulation",
+            "scalers-mixed",
+            "parameter-in-two-optimizers",
         ),
         effects=(*_GRADIENTS, *_LATER),
         undo=Undo(gradients=True),
@@ -226,6 +233,14 @@ LINKS = (
         effects=("gradients-underflow", *_GRADIENTS),
         undo=Undo(boost=math.inf),
     ),
+    # What the closure makes of the gradients is made in the step, where nothing can be undone.
+    Link(
+        causes=("closure-with-scaler",),
+        effects=(
+            *(*_GRADIENTS, *_LATER, "overflow-applied", "overflow-hidden"),
+            "gradients-unscaled-mid-accumulation",
+        ),
+    ),
     Link(causes=("gradients-unscaled-twice",), effects=("gradients-unscaled-mid-accumulation",), shared=_same("step")),
     Link(causes=("loss-not-scaled",), effects=("loss-not-scaled",), shared=_is_what_was_raised),
     Link(causes=("weights-in-16-bits",), effects=("weights-in-16-bits",), shared=_is_what_was_raised),
@@ -247,6 +262,8 @@ LINKS = (
         effects=("scaler-update-without-step", "gradients-never-used", "parameter-without-gradient", "overflow-hidden"),
         shared=_was_caught,
     ),
+    Link(causes=("weights-in-16-bits",), effects=(*_MEASURED, *_LATER, "loss-scaling-missing"), shared=_was_converted),
+    Link(causes=("zero-grad-missing", "overflow-hidden", "overflow-applied"), effects=("overflow-never-left",)),
     Link(causes=("zero-grad-missing",), effects=_SKIPS, shared=_holds_what_was_carried),
     Link(
         causes=("autocast-left-on",),

@@ -14,6 +14,7 @@ from amp_checks.audit.finding import Diagnostic, Found
 from amp_checks.audit.rules import (  # isort: skip - importing a module registers its rules, in this order
     errors,
     protocol,
+    steps,
     overflows,
     scaler,
     regions,
@@ -24,7 +25,7 @@ from amp_checks.audit.rules import (  # isort: skip - importing a module registe
 )
 from amp_checks.audit.rules.registry import RULES, Rule
 
-MODULES = (errors, protocol, overflows, scaler, regions, finite, precision, dtypes, state)
+MODULES = (errors, protocol, steps, overflows, scaler, regions, finite, precision, dtypes, state)
 
 __all__ = ["IDS", "MODULES", "RULES", "Rule", "in_order", "judge", "judging"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.watching.events import LossScaled, ScalerRaised, ScalerStep
+from amp_checks.audit.watching.events import FunctionApplied, LossScaled, ScalerRaised, ScalerStep
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.core import first_line
 
@@ -132,6 +132,8 @@ def raises(evidence: Evidence) -> Iterator[Found]:
         message = f"{known.meaning} ({message})"
     if failure.inputs:
         message += f"; {failure.op} was given {'; '.join(failure.inputs)}"
+    if known is not None and known.rule == "dtypes-mixed" and _is_undecorated(evidence.amp, failure.function):
+        known = dataclasses.replace(known, rule="function-not-decorated", remedy=DECORATE)
     yield Found(
         message=message,
         where=failure.where,
@@ -141,6 +143,14 @@ def raises(evidence: Evidence) -> Iterator[Found]:
         rule=known.rule if known is not None else None,
         remedy=known.remedy if known is not None else None,
     )
+
+
+DECORATE = "decorate its forward with torch.amp.custom_fwd, and its backward with torch.amp.custom_bwd"
+
+
+def _is_undecorated(trace: Trace, function: str | None) -> bool:
+    """Whether that custom function was applied in a region, without the decorators that it needs there."""
+    return any(one.function == function and one.region and not one.decorated for one in trace.of(FunctionApplied))
 
 
 def _caught(evidence: Evidence) -> Iterator[Found]:

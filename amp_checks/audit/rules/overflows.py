@@ -60,6 +60,27 @@ def overflow_applied(evidence: Evidence) -> Iterator[Found]:
 
 
 @rule(
+    "overflow-never-left",
+    ERROR,
+    remedy="clear gradients in every iteration, also where the step is left out: a sum with an infinity stays one",
+)
+def overflow_never_left(evidence: Evidence) -> Iterator[Found]:
+    """One overflow must cost one step. Where its gradients stay, every later sum with them is infinite or NaN."""
+    amp, trace = evidence.amp, evidence.overflow
+    if trace is None or trace.failure is not None or trace.steps != amp.steps:
+        return
+    at_step = InjectedOverflow().at
+    stood = [name for name, facts in amp.parameters.items() if facts.stepped == amp.steps >= at_step + 3]
+    if not stood or any(trace.parameters[name].stepped > at_step for name in stood if name in trace.parameters):
+        return
+    later = next((event for event in trace.of(Backward) if event.step == at_step + 1), None)
+    if later is not None:
+        yield at(
+            later, "after an injected gradient overflow no step is taken any more: backward adds to its infinities"
+        )
+
+
+@rule(
     "overflow-hidden",
     ERROR,
     remedy="leave gradients that are not finite as they are: the scaler then skips the step, and lowers the scale",

@@ -11,12 +11,15 @@ from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
 from amp_checks.audit.watching.events import (
+    AutocastSwitchedOn,
     Backward,
+    Event,
     FunctionApplied,
     LossScaled,
     RegionDisabledItself,
     RegionEntered,
     StaleWeightUsed,
+    StepInAutocast,
 )
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.torch_api.dtypes import LOW, dtype_name
@@ -27,9 +30,20 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
 @rule("backward-in-autocast", WARNING, remedy="call backward after the with block")
 def backward_in_autocast(evidence: Evidence) -> Iterator[Found]:
     """Ops that backward runs are then autocast too: gradients of float32 parts come out in 16 bits."""
+    settled = evidence.runs.settled
+    nothing_trains = settled is not None and settled.never and torch.float16 in evidence.amp.low_dtypes()
     for event in evidence.amp.of(Backward):
         if event.in_region:
-            yield at(event, "backward runs inside an autocast region")
+            found = at(event, "backward runs inside an autocast region")
+            yield dataclasses.replace(found, severity=ERROR) if nothing_trains else found
+
+
+@rule("step-in-autocast", WARNING, remedy="call scaler.step(optimizer) after the with block")
+def step_in_autocast(evidence: Evidence) -> Iterator[Found]:
+    """What the optimizer multiplies is cast then: its update is computed in 16 bits."""
+    for event in evidence.amp.of(StepInAutocast):
+        message = f"the optimizer steps inside a region, which casts what it computes to {dtype_name(event.dtype)}"
+        yield at(event, message)
 
 
 @rule("autocast-never-on", WARNING, remedy="run forward and loss inside torch.autocast(device_type, dtype=...)")
@@ -78,7 +92,8 @@ def outdated_weights(evidence: Evidence) -> Iterator[Found]:
 @rule("autocast-left-on", ERROR, remedy="enter a region with a with statement, each region object once at a time")
 def autocast_left_on(evidence: Evidence) -> Iterator[Found]:
     """One region object that is entered while it is entered already restores its own state on leaving."""
-    last = [event for event in evidence.amp.of(RegionEntered) if event.enabled]
+    last: list[Event] = [event for event in evidence.amp.of(RegionEntered) if event.enabled]
+    last = last or list(evidence.amp.of(AutocastSwitchedOn))
     for device in evidence.amp.left_on:
         if last and evidence.amp.failure is None:
             yield at(last[0], f"autocast is still on for {device} after the last iteration")

@@ -117,6 +117,16 @@ def steps_skipped(evidence: Evidence) -> Iterator[Found]:
         last = f"; the scale fell to {trace.scales[-1]:g}" if trace.scales else ""
         yield at(skipped[0], f"all {len(steps)} steps were skipped{last}")
         return
+    for number in range(len(trace.optimizers)):
+        own = [event for event in steps if event.optimizer == number]
+        first = next((place for place, event in enumerate(own) if not event.skipped), len(own))
+        late = [event for event in own[first:] if event.skipped]
+        if len(late) >= 3 and 3 * len(late) >= len(own[first:]) and not _unexplained(trace, number):
+            message = f"{len(late)} of the {len(own[first:])} steps from the first that was taken on are skipped: the "
+            remedy = "let scaler.update() adapt the scale: no new_scale, and a growth_interval of hundreds of steps"
+            found = at(late[0], message + "loss scale goes up again each time")
+            yield dataclasses.replace(found, remedy=remedy)
+            return
     unexplained = [event for number in range(len(trace.optimizers)) for event in _unexplained(trace, number)]
     if len(unexplained) > max(1, len(steps) // 5):
         yield at(

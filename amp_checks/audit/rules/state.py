@@ -10,7 +10,14 @@ import torch
 from amp_checks.audit.evidence import Evidence
 from amp_checks.audit.finding import Found, Severity
 from amp_checks.audit.rules.registry import at, rule
-from amp_checks.audit.watching.events import Backward, CheckpointSaved, GradientsRead, StateCarried
+from amp_checks.audit.watching.events import (
+    Backward,
+    CheckpointSaved,
+    GradientsRead,
+    ModelConverted,
+    StateCarried,
+    WeightsRounded,
+)
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -22,6 +29,12 @@ STALLED = 0.5
 @rule("weights-in-16-bits", WARNING, remedy="keep parameters in float32 (no .half()), and let autocast cast them")
 def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
     """An update below half a unit in the weight's last place is no update; GradScaler refuses float16 gradients."""
+    for event in evidence.amp.of(ModelConverted):
+        message = (
+            f"the loop converts trained parameters to {dtype_name(event.dtype)}, {event.parameter} among them: no "
+        )
+        found = at(event, message + "float32 weights are left")
+        yield dataclasses.replace(found, severity=ERROR)
     trained = {name: facts for name, facts in evidence.amp.parameters.items() if facts.trained and facts.dtype in LOW}
     if not trained:
         return
@@ -35,6 +48,17 @@ def sixteen_bit_weights(evidence: Evidence) -> Iterator[Found]:
         message += f", of which the last step changed only {stalled[name]:.0%}"
     severe = bool(stalled) or dtype == "float16"
     yield Found(message=message, module=name, severity=ERROR if severe else None)
+
+
+@rule(
+    "weights-rounded", WARNING, remedy="keep the 16-bit copy apart, and leave the float32 weights as the step made them"
+)
+def weights_rounded(evidence: Evidence) -> Iterator[Found]:
+    """What the last steps added below the 16-bit grid is lost."""
+    for event in evidence.amp.of(WeightsRounded):
+        dtype = dtype_name(event.dtype)
+        yield at(event, f"float32 weights, {event.parameter} among them, are overwritten with {dtype} values")
+        return
 
 
 @rule("buffer-in-16-bits", WARNING, remedy="register the buffer in float32")

@@ -51,11 +51,15 @@ class _Overflow(TorchDispatchMode, Listener):
         self._starts_at: Place | None = None
         self._hidden_at: Place | None = None
         self._in_backward = False
+        self._is_over = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
+        if self._state.step > self._at and not self._is_over:
+            self._is_over = True
+            self._look_at_weights()
         if self._state.step != self._at or self._state.quiet:
             return func(*args, **(kwargs or {}))
         with self._state.quietly():
@@ -67,6 +71,13 @@ class _Overflow(TorchDispatchMode, Listener):
                 if made and all(map(_is_finite, made)):
                     self._hidden_at = place
         return out
+
+    def _look_at_weights(self) -> None:
+        """Weights that are not finite once the iteration is over: a step took the overflow, or the program did."""
+        with self._state.quietly():
+            weights = self._state.training.named_parameters().values()
+            if not all(map(readable.is_finite, weights)):
+                self._state.trace.took_overflow = True
 
     def initial_gradients(self, roots: Any, gradients: Any) -> Any:
         if self._state.step != self._at or all(scaling.scale_of(root) is None for root in roots):

@@ -41,6 +41,32 @@ class RegionEntered(Event):
     function: str | None
 
 
+class AutocastSwitchedOn(Event):
+    """The program switched autocast on for a device, without a region."""
+
+    device: str
+
+
+class ModelConverted(Event):
+    """The program converted parameters that it trains, that one among them, to a 16-bit dtype."""
+
+    dtype: torch.dtype
+    parameter: str
+
+
+class WeightsRounded(Event):
+    """A float32 parameter was overwritten with values of that 16-bit dtype."""
+
+    dtype: torch.dtype
+    parameter: str
+
+
+class StepInAutocast(Event):
+    """A region casts what an optimizer's step computes with to that dtype."""
+
+    dtype: torch.dtype
+
+
 class RegionDisabledItself(Event):
     """An autocast region was made for a device that is not there."""
 
@@ -111,7 +137,10 @@ class Unscaled(Event):
 class ScalerStep(Event):
     """A scaler stepped an optimizer, by its number, or skipped it; ``carried``: a gradient that was never zeroed.
 
-    ``scale`` is the loss scale that it divided by; ``undone_at``: the line at which the program had already.
+    ``scale`` is the loss scale that it divided by; ``undone_at``: the line at which the program had already;
+    ``updated_at``: the line of an update since the backward; ``other_scale``: a parameter, and the loss scale that its
+    gradient was given at a line, by another scaler; ``shared``: a parameter whose gradient was divided for another
+    optimizer before; ``closure``: it was given one.
     """
 
     optimizer: int
@@ -121,6 +150,10 @@ class ScalerStep(Event):
     carried: str | None
     scale: float
     undone_at: str | None = None
+    updated_at: str | None = None
+    other_scale: tuple[str, float, str | None] | None = None
+    shared: str | None = None
+    closure: bool = False
 
 
 class ScalerUpdated(Event):

@@ -38,6 +38,9 @@ class Gradient:
         stepped_at: the line at which a scaler last did, or None.
         undone_at: the line at which the program divided it by its loss scale, since its last backward; or None.
         updated: the scaler was updated since it was last written, and no step was made with it.
+        updated_at: the line of that update.
+        scaled_at: the line of the backward that last wrote to it under a loss scale.
+        unscaled_by: number of the optimizer for which a scaler divided it, since its last backward; or None.
         carried: it was added to although its optimizer had stepped with it.
         injected: it was made infinite, and no scaler has seen it since, nor was it zeroed before another backward.
         modified: by a fault of the protocol that a rule names, it is not what backward gave, divided by the loss scale.
@@ -61,6 +64,9 @@ class Gradient:
     stepped_at: str | None = None
     undone_at: str | None = None
     updated: bool = False
+    updated_at: str | None = None
+    scaled_at: str | None = None
+    unscaled_by: int | None = None
     carried: bool = False
     injected: bool = False
     modified: bool = False
@@ -78,7 +84,7 @@ class Gradient:
         if where is not None and self.state is not State.NONE and not self.stepped:
             self.cleared_at = where
         self.state, self.scale, self.plain = State.NONE, None, None
-        self.stepped_at = self.undone_at = None
+        self.stepped_at = self.undone_at = self.unscaled_by = None
         self.stepped = self.updated = self.carried = self.modified = False
         self.held = self.memory = self.raw = self.before = None
         self.factors = self.multiplied = ()
@@ -233,6 +239,8 @@ class Book:
             if scaled or gradient.state is not State.SCALED:  # what is scaled in part must be unscaled
                 gradient.state = State.SCALED if scaled else State.PLAIN
             gradient.scale = scale or gradient.scale
+            gradient.scaled_at = where if scaled else gradient.scaled_at
+            gradient.unscaled_by = None
             if not scaled:
                 gradient.plain = gradient.plain or where or ""
             gradient.updated = False

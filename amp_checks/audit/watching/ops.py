@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_checks.audit.places import Place, line, user_frame
 from amp_checks.audit.watching import magnitudes, readable
+from amp_checks.audit.watching.events import StepInAutocast, WeightsRounded
 from amp_checks.audit.watching.op_facts import OpFacts, is_of_angle, tensors_of
 from amp_checks.audit.watching.rounding import RoundingWatch
 from amp_checks.audit.watching.state import RunState
@@ -36,7 +37,10 @@ class OpMode(TorchDispatchMode):
     ) -> Any:
         del types
         if self._ops.state.quiet:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if self._ops.state.steps_in_region:
+                self._ops.stepped_with(func, args, out)
+            return out
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except Exception as error:
@@ -117,8 +121,20 @@ class OpWatch:
                 with self.state.quiet_ops(), torch.no_grad():
                     self.rounding.look(facts, tensors, out)
         self.state.trace.takes_angles |= not backward and is_of_angle(facts.base, out)
+        if facts.base == "aten::copy_" and tensors[-1].dtype in LOW and self._has_stepped():
+            name = self.uses.parameters.get(tensors[0].data_ptr()) if tensors[0].dtype is torch.float32 else None
+            if name is not None:
+                self.state.emit_once(WeightsRounded, tensors[-1].dtype, name)
         if self.state.step < DETAILED_STEPS:
             self._keep(facts, tensors, out, backward=backward)
+
+    def _has_stepped(self) -> bool:
+        return any(facts.stepped for facts in self.state.trace.parameters.values())
+
+    def stepped_with(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """An op of an optimizer's step ran, inside a region: whether the region casts."""
+        if func.name() == "aten::_to_copy" and out.dtype in LOW and args[0].dtype is torch.float32:
+            self.state.emit_once(StepInAutocast, out.dtype)
 
     def passed(self) -> None:
         """A part of an op ran: its backward belongs to where it is."""
@@ -207,6 +223,7 @@ class OpWatch:
             inputs=tuple(self._describe(one) for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)),
             where=line(user_frame()),
             module=self.state.module,
+            function=self.state.function,
         )
 
     def _describe(self, tensor: Tensor) -> str:

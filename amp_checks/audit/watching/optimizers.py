@@ -189,6 +189,7 @@ class OptimizerWatch:
             else:
                 self._take(optimizer, number, found)
         state.quiet = True
+        state.steps_in_region = state.enabled_region is not None
 
     def tell_cleared(self, found: Sequence[Gradient]) -> None:
         """Tell of a step whose gradients the program has cleared."""
@@ -253,6 +254,7 @@ class OptimizerWatch:
 
     def _after_step(self, optimizer: Any) -> None:
         state = self._state
+        state.steps_in_region = False
         state.quiet = self.in_scaler
         with state.quietly():
             found = self.gradients_of(optimizer)

@@ -6,10 +6,19 @@ from typing import Any
 
 import torch
 
-from amp_checks.audit.watching.events import CheckpointSaved, FunctionApplied, RegionDisabledItself, RegionEntered
+from amp_checks.audit.places import called_by_torch
+from amp_checks.audit.watching.events import (
+    AutocastSwitchedOn,
+    CheckpointSaved,
+    FunctionApplied,
+    ModelConverted,
+    RegionDisabledItself,
+    RegionEntered,
+)
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.audit.watching.uses import TensorUses
 from amp_checks.torch_api import private
+from amp_checks.torch_api.dtypes import LOW
 from amp_checks.torch_api.patching import Patches
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
@@ -27,6 +36,9 @@ class RegionWatch:
         """See what the program calls."""
         for name, make in (("__init__", self._made), ("__enter__", self._entered), ("__exit__", self._left)):
             patches.replace(torch.autocast, name, around(make))
+        patches.replace(torch, "set_autocast_enabled", around(self._switched))
+        for name in ("half", "bfloat16", "to"):
+            patches.replace(torch.nn.Module, name, around(self._converts))
         patches.replace(torch.autograd.Function, "apply", around(self._applied))
         patches.replace(torch, "save", around(self._saved))
 
@@ -56,6 +68,25 @@ class RegionWatch:
         if not state.nest_depth:
             self._uses.leave_nest()
         return original(region, *args)
+
+    def _switched(self, original: Any, *args: Any) -> Any:
+        result = original(*args)
+        device, enabled = args if len(args) == 2 else ("cuda", args[0])
+        if enabled and not called_by_torch():
+            self._state.emit(AutocastSwitchedOn(*self._state.here(), str(device)))
+        return result
+
+    def _converts(self, original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        state = self._state
+        own = {id(one): name for name, one in state.training.named_parameters().items()} if state.step >= 0 else {}
+        before = {name: one.dtype for one in module.parameters() if (name := own.get(id(one))) is not None}
+        result = original(module, *args, **kwargs)
+        now = {own[id(one)]: one.dtype for one in module.parameters() if id(one) in own} if before else {}
+        for name, dtype in now.items():
+            if dtype in LOW and before.get(name) is torch.float32:
+                state.emit_once(ModelConverted, dtype, name)
+                break
+        return result
 
     def _applied(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch."):

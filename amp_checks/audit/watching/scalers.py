@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -116,9 +117,11 @@ class ScalerWatch:
             found = self._optimizers.gradients_of(optimizer)
             self._ops.uses.replaced(found)
             state.emit(Unscaled(*state.here(), _plain(found), _undone(found)))
+            number = self._optimizers.number(optimizer)
             for gradient in found:
                 if gradient.parameter.grad is not None:
                     gradient.state = State.UNSCALED
+                    gradient.unscaled_by = number if gradient.unscaled_by is None else gradient.unscaled_by
             self._looked(found, private.unscaled_found_inf(scaler, optimizer))
         return result
 
@@ -135,6 +138,8 @@ class ScalerWatch:
         carried = next((gradient.name for gradient in found if gradient.carried), None)
         with state.quiet_ops():
             scale = scaler.get_scale()
+        seen = _before_step(found, number, scale) if enabled else {}
+        closure = enabled and any(map(callable, (*args, *kwargs.values())))
         if enabled:
             optimizers.tell_cleared(found)
         optimizers.in_scaler = True
@@ -144,7 +149,8 @@ class ScalerWatch:
             skipped = enabled and private.unscaled_found_inf(scaler, optimizer)
         finally:
             optimizers.in_scaler = False
-            state.emit(ScalerStep(*here, number, skipped, enabled, plain_at, carried, scale, undone_at))
+            event = ScalerStep(*here, number, skipped, enabled, plain_at, carried, scale, undone_at, closure=closure)
+            state.emit(dataclasses.replace(event, **seen))
         if enabled:
             self._looked(found, skipped)
             self._stepped.append(scaler)
@@ -166,7 +172,7 @@ class ScalerWatch:
         if scaler.is_enabled():
             for gradient in self._optimizers.held():
                 if gradient.state in (State.SCALED, State.UNSCALED) and not gradient.stepped:
-                    gradient.updated = True
+                    gradient.updated, gradient.updated_at = True, state.here()[1]
             state.emit(ScalerUpdated(*state.here(), stepped=sets or any(one is scaler for one in self._stepped)))
             with state.quiet_ops():
                 scales.append(scaler.get_scale())
@@ -176,6 +182,21 @@ class ScalerWatch:
             self._idle = [one for one in self._idle if one is not scaler]
             state.advance()
         return result
+
+
+def _before_step(found: Sequence[Gradient], number: int, scale: float) -> dict[str, Any]:
+    """What a scaler meets that is about to divide these gradients, for that optimizer, by that loss scale."""
+    there = [one for one in found if one.parameter.grad is not None and not one.stepped]
+    scaled = [one for one in there if one.state is State.SCALED]
+    updated = next((one.updated_at for one in scaled if one.updated), None)
+    others = [one for one in scaled if one.scale not in (None, scale) and not (one.updated or one.modified)]
+    shared = next((one for one in found if one.unscaled_by not in (None, number)), None)
+    for gradient in there:
+        gradient.unscaled_by = number if gradient.unscaled_by is None else gradient.unscaled_by
+    for gradient in (*others, *([shared] if shared is not None else [])):
+        gradient.modified = True
+    other = (others[0].name, others[0].scale, others[0].scaled_at) if others else None
+    return {"updated_at": updated, "other_scale": other, "shared": shared.name if shared is not None else None}
 
 
 def _undone(found: Iterable[Gradient]) -> str | None:

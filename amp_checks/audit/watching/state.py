@@ -72,6 +72,7 @@ class RunState:
         scalers: in the order in which they were made.
         just_skipped: whether the last step was skipped.
         scaled_twice: whether a loss was scaled twice since the last backward.
+        steps_in_region: whether an optimizer's step is under way, inside an enabled region.
         advance: called where an iteration ends, in a program whose loop is not ours.
     """
 
@@ -89,6 +90,7 @@ class RunState:
         self.scalers: list[Any] = []
         self.just_skipped = False
         self.scaled_twice = False
+        self.steps_in_region = False
         self.advance: Callable[[], None] = lambda: None
         self.training: Training
         self._emitted: set[tuple[Any, ...]] = set()

@@ -72,6 +72,7 @@ class Failure:
         op: the op that raised, or None where it was no op.
         inputs: of that op: one line for each tensor, with dtype, shape and what made it.
         where, module: as of `Event`.
+        function: the custom autograd function in whose forward or backward; or None.
     """
 
     error: BaseException
@@ -81,6 +82,7 @@ class Failure:
     inputs: tuple[str, ...]
     where: str | None
     module: str | None
+    function: str | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
