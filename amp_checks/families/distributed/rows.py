@@ -25,6 +25,7 @@ class DistributedRow(Row):
         behaviours: numbers of `amp_checks.families.distributed.behaviours.BEHAVIOURS` that the row is about.
         check: the code.
         variant: which variant of the check, where it has several.
+        only: the device type whose rules the promise is about; empty for all.
     """
 
     family: ClassVar[str] = "distributed"
@@ -34,10 +35,12 @@ class DistributedRow(Row):
     behaviours: tuple[int, ...]
     check: Check
     variant: Any = None
+    only: str = ""
 
     def runs_on(self, backend: Backend) -> bool:
         """CPU tensors, under the CPU's own rules or CUDA's: gloo carries them, and no device is asked for."""
-        return backend.device_type == "cpu" or (backend.emulated and backend.device_type == "cuda")
+        held = backend.device_type == "cpu" or (backend.emulated and backend.device_type == "cuda")
+        return held and self.only in {"", backend.device_type}
 
     def exact(self, subject: str, *, actual: Value, expected: Value) -> Finding:
         return exact(subject, actual=actual, expected=expected, why=self.source)
@@ -51,13 +54,17 @@ ROWS: list[DistributedRow] = []
 """Every row, as the modules of checks are imported."""
 
 
-def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = ()) -> Callable[[C], C]:
+def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = (), only: str = "") -> Callable[[C], C]:
     """Make the decorated check a row of that id, or one row a variant: ``name-variant``."""
 
     def add(check: C) -> C:
         for variant in variants or (None,):
             row = name if variant is None else f"{name}-{variant}"
-            ROWS.append(DistributedRow(id=row, behaviours=behaviours, source=source, check=check, variant=variant))
+            ROWS.append(
+                DistributedRow(
+                    id=row, behaviours=behaviours, source=source, check=check, variant=variant, only=only
+                )
+            )
         return check
 
     return add

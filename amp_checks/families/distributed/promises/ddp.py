@@ -329,7 +329,7 @@ def check_powersgd(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     yield case.exact("rank 0: finite", actual=not any(w in seen[0].weights for w in ("nan", "inf")), expected=True)
 
 
-@promise("bf16-hook-refused", 16, source="DDP.register_comm_hook: the text of its errors")
+@promise("bf16-hook-refused", 16, source="DDP.register_comm_hook: the text of its errors", only="cpu")
 def check_bf16_hook(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """bf16_compress_hook without NCCL is refused, with the cause."""
     program = functools.partial(_hooked, hook=default_hooks.bf16_compress_hook, value=1.0)

@@ -33,13 +33,17 @@ from amp_checks.torch_api.backend import Backend
 
 POLICY = "torch.distributed.fsdp.MixedPrecisionPolicy"
 SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
-DEVICE = torch.device("cpu")
 ADAM = functools.partial(torch.optim.Adam, lr=0.125)
 
 
-def mesh(*shape: int, names: tuple[str, ...] = ()) -> DeviceMesh:
-    """A mesh of CPU ranks."""
-    return init_device_mesh("cpu", shape, mesh_dim_names=names or tuple("abc"[: len(shape)]))
+def device() -> torch.device:
+    """Where this rank's tensors say they are: under emulation, the emulated device."""
+    return nn.Parameter(torch.empty(0)).device
+
+
+def mesh(*shape: int) -> DeviceMesh:
+    """A mesh of ranks whose dimensions are named a, b, ..."""
+    return init_device_mesh(device().type, shape, mesh_dim_names=tuple("abc"[: len(shape)]))
 
 
 def sharded_scaler(backend: Backend) -> Any:
@@ -401,7 +405,7 @@ def check_placed(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
 
 def _fsdp1(inner: nn.Module, strategy: str = "FULL_SHARD", policy: MixedPrecision | None = None) -> Fsdp1:
     return Fsdp1(
-        inner, device_id=DEVICE, sharding_strategy=ShardingStrategy[strategy], mixed_precision=policy, use_orig_params=True
+        inner, device_id=device(), sharding_strategy=ShardingStrategy[strategy], mixed_precision=policy, use_orig_params=True
     )
 
 
