@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from amp_checks.torch_api.patching import Patches
 
 BACKEND = "threaded"
 """Name under which `torch.distributed.init_process_group` knows the group."""
@@ -45,3 +49,65 @@ def end_waiting(error: BaseException) -> None:
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
     threaded.ProcessLocalGroup.exception_handle(error)
+
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "broadcast": "broadcast",
+    "scatter": "scatter",
+    "all_to_all_single": "all_to_all",
+}
+"""Method of the group -> name of the collective."""
+
+
+@contextmanager
+def watched_collectives(record: Callable[[int, str, torch.Tensor], None]) -> Iterator[None]:
+    """Call ``record`` with rank, collective and the tensor it gives (of all_gather: takes) at each of the group's own
+    entries, where DDP's C++ and FSDP's Python both arrive."""
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    group = threaded.ProcessLocalGroup
+    # One of these may be written in terms of another: the outermost counts.
+    inside = threading.local()
+
+    def watching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "depth", 0) == 0:
+                takes = name == "all_gather" and args
+                record(dist.get_rank(), name, _first(args[0] if takes else output))
+            inside.depth = getattr(inside, "depth", 0) + 1
+            try:
+                return original(self, output, *args, **kwargs)
+            finally:
+                inside.depth -= 1
+
+        return method
+
+    with Patches() as patches:
+        for method, name in _COLLECTIVES.items():
+            if method in vars(group):
+                patches.replace(group, method, functools.partial(watching, name))
+        yield
+
+
+def _first(value: Any) -> torch.Tensor:
+    while not isinstance(value, torch.Tensor):
+        value = value[0]
+    return value
+
+
+def found_inf_handlers() -> tuple[dict[Any, Any], Any]:
+    """DTensor's handlers of ops, and the op that checks gradients: its handler reduces found_inf."""
+    from torch.distributed.tensor import DTensor
+
+    op = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+    return DTensor._op_dispatcher._custom_op_handlers, op

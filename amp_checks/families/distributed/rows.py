@@ -54,7 +54,7 @@ ROWS: list[DistributedRow] = []
 """Every row, as the modules of checks are imported."""
 
 
-def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = (), only: str = "") -> Callable[[C], C]:
+def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = (), only: str = "", full: bool = False) -> Callable[[C], C]:
     """Make the decorated check a row of that id, or one row a variant: ``name-variant``."""
 
     def add(check: C) -> C:
@@ -62,7 +62,7 @@ def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] 
             row = name if variant is None else f"{name}-{variant}"
             ROWS.append(
                 DistributedRow(
-                    id=row, behaviours=behaviours, source=source, check=check, variant=variant, only=only
+                    id=row, behaviours=behaviours, source=source, check=check, variant=variant, only=only, full=full
                 )
             )
         return check

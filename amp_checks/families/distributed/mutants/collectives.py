@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_checks.families.distributed.mutants.rows import Plant, mutant, replacing
 from amp_checks.families.distributed.promises import sharded
 from amp_checks.suite.planting import Mutant
+from amp_checks.torch_api import private_ranks
 from amp_checks.torch_api.backend import Backend
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -108,16 +111,24 @@ def _unsharded(original: Any) -> Any:
 def _local_norm(original: Any) -> Any:
     """Clipping by the norm of this rank's shard."""
 
-    def clip(parameters: Any, max_norm: float, **kwargs: Any) -> torch.Tensor:
-        held = [nn.Parameter(getattr(it, "_local_tensor", it).detach()) for it in parameters if it.grad is not None]
-        kept = [it for it in parameters if it.grad is not None] if isinstance(parameters, list) else []
-        del kept, kwargs
-        grads = [getattr(it.grad, "_local_tensor", it.grad) for it in parameters if it.grad is not None] if held else []
-        for parameter, gradient in zip(held, grads, strict=False):
-            parameter.grad = gradient
+    def clip(parameters: Any, max_norm: float) -> torch.Tensor:
+        held = []
+        for parameter in parameters:
+            local = nn.Parameter(getattr(parameter, "_local_tensor", parameter).detach())
+            local.grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            held.append(local)
         return original(held, max_norm)  # type: ignore[no-any-return]
 
     return clip
+
+
+def _keeping_scale(original: Any) -> Any:
+    def update(self: Any) -> None:
+        before = self.state_dict()
+        original(self)
+        self.load_state_dict(before)
+
+    return update
 
 
 def _norm(change: Change) -> Plant:
@@ -162,6 +173,28 @@ def _half_state(original: Any) -> Any:
     return state_dict
 
 
+def _dtensor_flag(change: Callable[..., None]) -> Plant:
+    """DTensor's handler of the check op replaced: on local tensors, and then ``change`` of the flag."""
+
+    @contextmanager
+    def plant(backend: Backend) -> Iterator[Backend]:
+        handlers, op = private_ranks.found_inf_handlers()
+
+        def handler(_: Any, args: tuple[Any, ...], __: Any) -> None:
+            gradients, flag, inverse = args
+            op([gradient._local_tensor for gradient in gradients], flag, inverse)  # noqa: SLF001 - as torch's own does
+            change(flag)
+
+        with mock.patch.dict(handlers, {op: handler}):
+            yield backend
+
+    return plant
+
+
+def _minimum(flag: torch.Tensor) -> None:
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+
+
 def _on_cpu(backend: Backend) -> bool:
     return backend.device_type == "cpu"
 
@@ -188,7 +221,7 @@ ROWS: tuple[Mutant, ...] = tuple(
         ("fp16-undivided", "the float16 hook sums", _fp16_hook(lambda it: _reduced(dist.ReduceOp.SUM)(it.half()).float()), "fp16-hook-fits", "check_fp16_hook"),
         ("fp16-in-fp32", "the float16 hook reduces in float32", _fp16_hook(_mean), "fp16-hook-rounding", "check_fp16_hook"),
         ("fp16-in-bf16", "the float16 hook reduces in bfloat16", _fp16_hook(_low(torch.bfloat16)), "fp16-hook-overflow", "check_fp16_hook"),
-        ("fp16-clamped", "the float16 hook clamps", _fp16_hook(lambda it: _mean(it.clamp(-65504, 65504).half()).float()), "fp16-hook-overflow", "check_fp16_hook"),
+        ("fp16-clamped", "the float16 hook clamps", _fp16_hook(lambda it: _reduced(dist.ReduceOp.SUM)(it.clamp(-65504, 65504).half() / 2).float()), "fp16-hook-overflow", "check_fp16_hook"),
         ("fp16-keeps-small", "the float16 hook keeps small gradients in float32", _fp16_hook(lambda it: torch.where(it.abs() < 1e-4, _mean(it), _low(torch.float16)(it))), "fp16-hook-underflow", "check_fp16_hook"),
         ("fp16-wrapper-empty", "the float16 wrapper casts nothing", replacing(default_hooks, "fp16_compress_wrapper", lambda _: lambda hook: hook), "fp16-hook-wrapper-overflow", "check_fp16_hook"),
         ("fp16-inf-hidden", "the float16 hook puts 0 in the place of inf", _fp16_hook(lambda it: torch.nan_to_num(_low(torch.float16)(it), 0.0, 0.0, 0.0)), "fp16-hook-scaled", "check_fp16_hook_scaled"),
@@ -215,7 +248,13 @@ ROWS: tuple[Mutant, ...] = tuple(
         ("softmax-in-fp32", "a policy acts as a region", _policy(output_dtype=torch.float32), "fsdp2-policy-is-no-region", "check_policy_is_no_region"),
         ("sharded-not-reduced", "ShardedGradScaler does not reduce found_inf", replacing(ShardedGradScaler, "unscale_", lambda _: torch.amp.GradScaler.unscale_), FLAT, "check_fsdp1"),
         ("sharded-on-part", "rank 1 keeps its own found_inf", _all_reduce(_one_left_out), SHARD_16, "check_fsdp1"),
-        ("sharded-never-updates", "ShardedGradScaler keeps its scale", replacing(ShardedGradScaler, "update", _nothing), FLAT, "check_fsdp1"),
+        ("sharded-never-updates", "ShardedGradScaler keeps its scale", replacing(ShardedGradScaler, "update", _keeping_scale), FLAT, "check_fsdp1"),
+        ("dtensor-not-reduced", "found_inf of shards is not reduced", _dtensor_flag(lambda _: None), "inf-in-one-of-rows", "check_placed"),
+        ("dtensor-minimum", "found_inf of shards is reduced by MIN", _dtensor_flag(_minimum), "inf-in-one-of-columns", "check_placed"),
+        ("two-meshes-not-reduced", "found_inf of shards is not reduced", _dtensor_flag(lambda _: None), "two-meshes-experts-last", "check_two_meshes"),
+        ("none-is-fp32", "reduce_dtype=None means float16", _policy(reduce_dtype=torch.float16), "collectives-fsdp2-bfloat16-none", "check_collectives"),
+        ("gathered-in-fp32", "FSDP2 gathers float32 parameters", _policy(param_dtype=None, reduce_dtype=torch.float32), "collectives-fsdp2-float16-float32", "check_collectives"),
+        ("hook-in-fp32", "DDP's float16 hook reduces in float32", _fp16_hook(_mean), "collectives-ddp-fp16-hook", "check_collectives"),
         ("state-in-fp16", "FSDP1 saves float16 weights", replacing(FullyShardedDataParallel, "state_dict", _half_state), "fsdp1-state-dict", "check_full_state"),
         ("fsdp1-clip-local", "the wrapper clips by the shard's norm", replacing(FullyShardedDataParallel, "clip_grad_norm_", lambda _: lambda self, norm: nn.utils.clip_grad_norm_(self.parameters(), norm)), "clip-fsdp1", "check_clip"),
     )

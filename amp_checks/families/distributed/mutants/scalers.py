@@ -114,7 +114,7 @@ class _UpdatesBeforeStep(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
         assert self._scale is not None
-        self._scale.mul_(2.0)
+        self._scale = self._scale * 2.0
         return scaled
 
 
