@@ -65,6 +65,7 @@ _COLLECTIVES = {
     "broadcast": "broadcast",
     "scatter": "scatter",
     "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
 }
 """Method of the group -> name of the collective."""
 
@@ -80,13 +81,13 @@ def watched_collectives(record: Callable[[int, str, torch.Tensor], None]) -> Ite
     inside = threading.local()
 
     def watching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "depth", 0) == 0:
-                takes = name == "all_gather" and args
-                record(dist.get_rank(), name, _first(args[0] if takes else output))
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "depth", 0) == 0 and name != "barrier":
+                given = [*args, *kwargs.values()]
+                record(dist.get_rank(), name, _first(given[1 if name == "all_gather" else 0]))
             inside.depth = getattr(inside, "depth", 0) + 1
             try:
-                return original(self, output, *args, **kwargs)
+                return original(self, *args, **kwargs)
             finally:
                 inside.depth -= 1
 

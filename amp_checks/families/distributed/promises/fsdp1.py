@@ -50,7 +50,7 @@ def _one(rank: int, backend: Backend, *, variant: str, sharded: bool = True) -> 
 
 
 @promise("fsdp1", 21, source=SHARDED, variants=tuple(f"{one}-{two}" for one in STRATEGIES for two in POLICIES))
-def checkfsdp1(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
+def check_fsdp1(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """ShardedGradScaler: a clean step is taken, an inf in the shard of rank 0 skips the next on both."""
     for rank, (first, second, finite) in enumerate(
         world.threads(2, functools.partial(_one, variant=case.variant), backend)
