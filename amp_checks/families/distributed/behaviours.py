@@ -57,12 +57,16 @@ BEHAVIOURS: dict[int, str] = {
 }
 
 NOT_HERE: dict[int, str] = {
-    17: "DDP refuses it on the CPU, which has no events",
-    19: "no row yet: the averager has no skip of its own to hold it to (open as pytorch 76282)",
-    22: "the copy that goes wrong is between a GPU and the CPU",
-    44: "no row yet: the threads have no send and receive; every stage but the last raises (open as torchtitan 803)",
-    45: "no row yet: the threads have no send and receive",
-    49: "gloo carries no float8, and the layers are torchao's",
-    50: "new in 2.15",
+    17: "not here: DDP refuses it on the CPU, which has no events",
+    19: "no row: the averager does not know of the scaler, and nothing promises that it should (open as pytorch 76282)",
+    22: "not here: the copy that goes wrong is between a GPU and the CPU",
+    27: "no row yet",
+    36: "no row yet (open as pytorch 190626)",
+    44: "not here: threads have no send and receive; every stage but the last raises (open as torchtitan 803)",
+    45: "not here: threads have no send and receive",
+    47: "no row yet",
+    48: "no row yet",
+    49: "not here: gloo carries no float8",
+    50: "not here: new in torch 2.15",
 }
 """Behaviours without a row, each with the reason."""

@@ -91,11 +91,15 @@ def sent(wrapper: str, backend: Backend) -> list[list[Sent]]:
     ]
 
 
+def floats(sent: list[Sent]) -> list[Sent]:
+    """Without integers, by which ranks agree on buckets before the first reduction."""
+    return [one for one in sent if not one.dtype.startswith(("int", "uint"))]
+
+
 @promise("collectives", 32, 33, source="documentation of the wrapper and its policy", variants=tuple(WRAPPERS))
 def check_collectives(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Parameters are gathered and gradients reduced in the dtypes of the policy."""
     expected = repr(list(WRAPPERS[case.variant][1]))
     for rank, it in enumerate(sent(case.variant, backend)):
-        # Ranks agree on buckets by integers before the first reduction.
-        floats = [(one.collective, one.dtype) for one in it if not one.dtype.startswith(("int", "uint"))]
-        yield case.exact(f"rank {rank}: collectives and dtypes", actual=repr(floats), expected=expected)
+        seen = [(one.collective, one.dtype) for one in floats(it)]
+        yield case.exact(f"rank {rank}: collectives and dtypes", actual=repr(seen), expected=expected)
