@@ -73,7 +73,8 @@ _COLLECTIVES = {
 @contextmanager
 def watched_collectives(record: Callable[[int, str, torch.Tensor], None]) -> Iterator[None]:
     """Call ``record`` with rank, collective and the tensor it gives (of all_gather: takes) at each of the group's own
-    entries, where DDP's C++ and FSDP's Python both arrive."""
+    entries, where DDP's C++ and FSDP's Python both arrive.
+    """
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
     group = threaded.ProcessLocalGroup

@@ -54,7 +54,9 @@ ROWS: list[DistributedRow] = []
 """Every row, as the modules of checks are imported."""
 
 
-def promise(name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = (), only: str = "", full: bool = False) -> Callable[[C], C]:
+def promise(
+    name: str, *behaviours: int, source: str, variants: tuple[Any, ...] = (), only: str = "", full: bool = False
+) -> Callable[[C], C]:
     """Make the decorated check a row of that id, or one row a variant: ``name-variant``."""
 
     def add(check: C) -> C:

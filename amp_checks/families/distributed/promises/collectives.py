@@ -57,7 +57,10 @@ WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[tuple[str, str
     "fsdp1-fp16-fp32": (_fsdp1("fp16-fp32"), (("all_gather", "float16"), ("reduce_scatter", "float32"))),
     "fsdp2-none-none": (_fsdp2("none-none"), (("all_gather", "float32"), ("reduce_scatter", "float32"))),
     "fsdp2-float16-float32": (_fsdp2("float16-float32"), (("all_gather", "float16"), ("reduce_scatter", "float32"))),
-    "fsdp2-bfloat16-bfloat16": (_fsdp2("bfloat16-bfloat16"), (("all_gather", "bfloat16"), ("reduce_scatter", "bfloat16"))),
+    "fsdp2-bfloat16-bfloat16": (
+        _fsdp2("bfloat16-bfloat16"),
+        (("all_gather", "bfloat16"), ("reduce_scatter", "bfloat16")),
+    ),
     "fsdp2-none-bfloat16": (_fsdp2("none-bfloat16"), (("all_gather", "float32"), ("reduce_scatter", "bfloat16"))),
     "fsdp2-bfloat16-none": (_fsdp2("bfloat16-none"), (("all_gather", "bfloat16"), ("reduce_scatter", _NONE))),
 }
@@ -86,7 +89,10 @@ def sent(wrapper: str, backend: Backend) -> list[list[Sent]]:
     with private_ranks.watched_collectives(record):
         world.threads(2, functools.partial(_step, wrap=WRAPPERS[wrapper][0], began=began), backend)
     return [
-        [Sent(collective=one, dtype=two, count=len(sizes), bytes=sum(sizes)) for (one, two), sizes in sorted(it.items())]
+        [
+            Sent(collective=one, dtype=two, count=len(sizes), bytes=sum(sizes))
+            for (one, two), sizes in sorted(it.items())
+        ]
         for it in seen
     ]
 

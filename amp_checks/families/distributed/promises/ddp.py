@@ -58,6 +58,16 @@ def check_ddp(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     yield from against_oracle(case, backend, Plan())
 
 
+@promise("ddp-processes", 1, 2, source=SAME, full=True)
+def check_ddp_processes(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
+    """Two processes with gloo, an inf on rank 1: what one process does on the joined batch."""
+    plan = Plan(bad=(1, 1))
+    expected = training.joined(2, backend, plan).values
+    for rank, it in enumerate(world.processes(2, functools.partial(training.train, plan=plan), backend)):
+        for name, value in it.values.items():
+            yield case.exact(f"rank {rank}: {name}", actual=value, expected=expected[name])
+
+
 @promise("ddp-inf-on", 2, source=NOTES, variants=("rank-0-step-0", "rank-1-step-0", "rank-1-step-1", "rank-0-step-2"))
 def check_ddp_inf(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Infinite data on one rank at one step: all ranks skip that step, and no other."""
@@ -68,7 +78,9 @@ def check_ddp_inf(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
 @promise("ddp-accumulation", 6, 7, source=NOTES, variants=("clean", "inf"))
 def check_ddp_accumulation(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Two micro-batches a step, ``no_sync`` for the first: one unscaling, one update, one scale a step."""
-    yield from against_oracle(case, backend, Plan(micro=2, bad=(1, 1) if case.variant == "inf" else None, exactly=False))
+    yield from against_oracle(
+        case, backend, Plan(micro=2, bad=(1, 1) if case.variant == "inf" else None, exactly=False)
+    )
 
 
 @promise("ddp-clipped", 10, source=JOINED)
@@ -272,8 +284,14 @@ def _hooked(rank: int, _: Backend, *, hook: Any, value: float, other: float | No
     return repr(parameter.grad.item()), str(parameter.grad.dtype)
 
 
-@promise("fp16-hook", 13, 14, 15, source=f"{HOOKS}; float16: 65504 at most, spacing 2^-24 at 0", variants=(
-    "fits", "overflow", "underflow", "rounding", "wrapper-fits", "wrapper-overflow"))
+@promise(
+    "fp16-hook",
+    13,
+    14,
+    15,
+    source=f"{HOOKS}; float16: 65504 at most, spacing 2^-24 at 0",
+    variants=("fits", "overflow", "underflow", "rounding", "wrapper-fits", "wrapper-overflow"),
+)
 def check_fp16_hook(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Gradients are cast to float16 and divided by the number of ranks in it, reduced, and given back in float32."""
     value, expected = {
@@ -372,4 +390,3 @@ def _own_check(rank: int, backend: Backend) -> bool:
 def check_norm_before_skip(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Before a step that will be skipped, the norm is not finite on any rank: a check of one's own must let it pass."""
     yield from case.each("norm is finite", [*world.threads(2, _own_check, backend)], False)
-

@@ -19,7 +19,6 @@ from amp_checks.families.distributed.training import INF
 from amp_checks.torch_api.backend import Backend
 
 
-
 def _parameter(over: DeviceMesh, placement: Any, local: torch.Tensor, gradient: torch.Tensor) -> nn.Parameter:
     parameter = nn.Parameter(DTensor.from_local(local, over, [placement], run_check=False))
     parameter.grad = DTensor.from_local(gradient, over, [placement], run_check=False)
@@ -77,6 +76,6 @@ def _placed(rank: int, backend: Backend, *, placement: str) -> float:
 @promise("inf-in-one-of", 31, source=SAME, variants=("rows", "columns", "replicas"))
 def check_placed(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """An inf in one shard, or in one replica, of a gradient: all ranks skip."""
-    yield from case.each("scale", [*world.threads(2, functools.partial(_placed, placement=case.variant), backend)], 512.0)
-
-
+    yield from case.each(
+        "scale", [*world.threads(2, functools.partial(_placed, placement=case.variant), backend)], 512.0
+    )

@@ -21,14 +21,14 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from amp_checks.core import Finding, Raised, attempt
 from amp_checks.families.distributed import training, world
 from amp_checks.families.distributed.promises.ddp import against_oracle, equal
 from amp_checks.families.distributed.rows import JOINED, SAME, DistributedRow, promise
-from amp_checks.families.distributed.training import INF, SETTINGS, WIDTH, Plan
+from amp_checks.families.distributed.training import SETTINGS, WIDTH, Plan
 from amp_checks.torch_api.backend import Backend
 
 POLICY = "torch.distributed.fsdp.MixedPrecisionPolicy"
@@ -157,8 +157,12 @@ def _reduced(rank: int, _: Backend, *, policy: MixedPrecisionPolicy, value: floa
     return repr(layer.weight.grad.full_tensor().flatten().tolist())
 
 
-@promise("fsdp2-reduction", 34, source=f"{POLICY}; four gradients of 40000: their mean fits float16",
-         variants=("bfloat16-float32", "float16-float32", "float16-float16"))
+@promise(
+    "fsdp2-reduction",
+    34,
+    source=f"{POLICY}; four gradients of 40000: their mean fits float16",
+    variants=("bfloat16-float32", "float16-float32", "float16-float16"),
+)
 def check_reduction(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """The mean over four ranks of equal gradients is that gradient."""
     # 40000 is no value of bfloat16: 39936 is the nearest.
@@ -168,7 +172,9 @@ def check_reduction(case: DistributedRow, backend: Backend) -> Iterator[Finding]
 
 
 def _accumulated(rank: int, backend: Backend) -> str:
-    wrapped = fsdp2(training.model(), policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    wrapped = fsdp2(
+        training.model(), policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    )
     del backend
     # 256 + 1 needs nine bits: bfloat16 would drop the one.
     for value, last in ((256.0, False), (1.0, True)):
@@ -246,8 +252,13 @@ def outcome(function: Any, *args: Any) -> str:
         return type(raised.error).__name__
 
 
-@promise("fsdp2-batch-norm", 39, source="https://pytorch.org/docs: torch.distributed.fsdp, test_norm_modules", only="cpu",
-         variants=("as-it-is", "norm-apart", "buffers-cast"))
+@promise(
+    "fsdp2-batch-norm",
+    39,
+    source="https://pytorch.org/docs: torch.distributed.fsdp, test_norm_modules",
+    only="cpu",
+    variants=("as-it-is", "norm-apart", "buffers-cast"),
+)
 def check_batch_norm(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """BatchNorm with float32 buffers under a float16 policy raises; two remedies give a result."""
     expected = {"as-it-is": "RuntimeError", "norm-apart": "torch.float32", "buffers-cast": "torch.float16"}
@@ -304,7 +315,11 @@ def check_recompute(case: DistributedRow, backend: Backend) -> Iterator[Finding]
 
 def fsdp1(inner: nn.Module, strategy: str = "FULL_SHARD", policy: MixedPrecision | None = None) -> Fsdp1:
     return Fsdp1(
-        inner, device_id=device(), sharding_strategy=ShardingStrategy[strategy], mixed_precision=policy, use_orig_params=True
+        inner,
+        device_id=device(),
+        sharding_strategy=ShardingStrategy[strategy],
+        mixed_precision=policy,
+        use_orig_params=True,
     )
 
 
