@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
 
     Args:
         args: ``backend``: ids, one per device type where empty; ``json``: a file or ``-``, or None;
-            ``unsupported``: print instead what `amp_checks.cli.unsupported` knows, ``fresh`` or not; ``collectives``: print
-            instead what `amp_checks.cli.collectives` knows.
+            ``unsupported``: print instead what `amp_checks.cli.unsupported` knows, ``fresh`` or not;
+            ``collectives``: print instead what `amp_checks.cli.collectives` knows.
 
     Raises:
         UsageError: a backend is unknown or cannot run here.

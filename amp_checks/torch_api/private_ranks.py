@@ -23,14 +23,14 @@ def threaded_group() -> Iterator[None]:
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
     # Without it the registry of groups in C++ is shared by all threads, and each rank's group replaces the last.
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     threaded._install_threaded_pg()
     try:
         yield
     finally:
         threaded.ProcessLocalGroup.reset()
         threaded._uninstall_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
 
 
 def join_group(rank: int, size: int, store: Any) -> None:

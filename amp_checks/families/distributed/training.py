@@ -56,7 +56,7 @@ class End:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's full tensor; another tensor as it is."""
-    full = getattr(tensor, "full_tensor", None)
+    full: Any = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
 
 
@@ -110,7 +110,7 @@ class Plan:
     exactly: bool = True
 
 
-SETTINGS = {"init_scale": 8.0, "growth_interval": 2}
+SETTINGS: dict[str, Any] = {"init_scale": 8.0, "growth_interval": 2}
 
 
 def backward(wrapped: Any, data: torch.Tensor, scaler: Any, backend: Backend, *, parts: int = 1) -> None:

@@ -46,7 +46,7 @@ def threads(size: int, program: Program[T], backend: Backend, *, time_limit: flo
     """
     returned: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
 
     def work(rank: int) -> None:
         try:

@@ -92,7 +92,7 @@ def check_ddp_clipped(case: DistributedRow, backend: Backend) -> Iterator[Findin
 @promise("ddp-options", 9, 10, 11, source=JOINED, variants=("bucket-view", "unused", "static", "keep-gradients"))
 def check_ddp_options(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Options of DDP change no value."""
-    options = {
+    options: dict[str, Any] = {
         "bucket-view": {"gradient_as_bucket_view": True},
         "unused": {"find_unused_parameters": True},
         "static": {"static_graph": True},
@@ -112,7 +112,7 @@ class Branch(nn.Module):
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         assert isinstance(self.inner, nn.Sequential)
         hidden: torch.Tensor = self.inner[0](data)
-        return self.inner[1](hidden) if self.used else hidden  # type: ignore[no-any-return]
+        return self.inner[1](hidden) if self.used else hidden
 
 
 def _branch(rank: int, backend: Backend) -> training.End:
@@ -364,7 +364,7 @@ def check_zero(case: DistributedRow, backend: Backend) -> Iterator[Finding]:
     """Optimizer state in parts over ranks: the decision and the weights of one process."""
 
     def sharded(parameters: Any) -> torch.optim.Optimizer:
-        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.125)  # type: ignore[no-any-return]
+        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.125)
 
     def program(rank: int, backend: Backend) -> training.End:
         return training.train(rank, backend, Plan(optimizer=sharded, bad=bad))

@@ -53,7 +53,7 @@ def sharded_scaler(backend: Backend) -> Any:
 # --- FSDP2 ----------------------------------------------------------------------------------------------------------
 
 
-def fsdp2(inner: nn.Module, *shape: int, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+def fsdp2(inner: nn.Module, *shape: int, policy: MixedPrecisionPolicy | None = None) -> Any:
     """The model, its layers and itself sharded over a mesh of that shape; 2 ranks where none is given."""
     over, chosen = mesh(*(shape or (2,))), policy or MixedPrecisionPolicy()
     for layer in inner.children():
@@ -102,7 +102,7 @@ def _hsdp(inner: nn.Module) -> nn.Module:
 
 
 def _few(rank: int, backend: Backend) -> training.End:
-    def wrap(_: nn.Module) -> nn.Module:
+    def wrap(_: nn.Module) -> Any:
         layer = nn.Linear(WIDTH, 1, bias=False)
         nn.init.constant_(layer.weight, 0.5)
         return fully_shard(nn.Sequential(layer), mesh=mesh(2))
@@ -299,7 +299,7 @@ def _recomputed(rank: int, backend: Backend, *, recompute: bool) -> str:
             return checkpoint(self.inner, data, use_reentrant=False) if recompute else self.inner(data)
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-    wrapped = fully_shard(Checkpointed(), mesh=mesh(2), mp_policy=policy)
+    wrapped: Any = fully_shard(Checkpointed(), mesh=mesh(2), mp_policy=policy)
     attempt("backward", attempt("forward", wrapped, torch.ones(2, WIDTH)).sum().backward)
     return repr(seen)
 
