@@ -178,8 +178,8 @@ def _accumulated(rank: int, backend: Backend) -> str:
     del backend
     # 256 + 1 needs nine bits: bfloat16 would drop the one.
     for value, last in ((256.0, False), (1.0, True)):
-        wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
-        attempt("backward", wrapped[0](torch.full((1, WIDTH), value)).sum().backward)  # type: ignore[index]
+        wrapped.set_requires_gradient_sync(last)
+        attempt("backward", wrapped[0](torch.full((1, WIDTH), value)).sum().backward)
     del rank
     return training.text([next(wrapped.parameters()).grad])
 
