@@ -23,7 +23,7 @@ from amp_checks.torch_api.backend import Backend
 INF = float("inf")
 WIDTH = 4
 ROUNDINGS = 1
-"""Bound, in eps of the low dtype, where ranks round what one process does not; 0.14 was the most seen on torch 2.13.0."""
+"""Bound, in eps of the low dtype, where ranks round what one process does not. 0.14 was the most seen on 2.13.0."""
 
 
 def model() -> nn.Sequential:
@@ -57,7 +57,7 @@ class End:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's full tensor; another tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore[operator]
 
 
 def text(tensors: Any) -> str:
