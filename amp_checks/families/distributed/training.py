@@ -31,7 +31,7 @@ def model() -> nn.Sequential:
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)))
     with torch.no_grad():
         for layer, value in zip(layers, (0.25, 0.5), strict=True):
-            layer.weight.fill_(value)
+            layer.weight.fill_(value)  # type: ignore[operator]
     return layers
 
 
@@ -57,7 +57,7 @@ class End:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's full tensor; another tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore[operator]
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def text(tensors: Any) -> str:
