@@ -1,8 +1,8 @@
 """Ranks: one program, run by several threads or several processes at once.
 
 `threads` takes milliseconds and shows all that values can show. `processes` takes seconds and shows what threads do
-not: a rank that dies, real gloo. Both give what each rank returned, in the order of ranks, and both end with one error that
-names the rank where one failed.
+not: a rank that dies, real gloo. Both give what each rank returned, in the order of ranks, and both end with one error
+that names the rank where one failed.
 """
 
 from __future__ import annotations
