@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amp_checks import backends
-from amp_checks.cli import output, unsupported
+from amp_checks.cli import collectives, output, unsupported
 from amp_checks.core import CastPolicy, UsageError
 from amp_checks.families.ops import observed
 from amp_checks.families.ops.observed import Rule, known_defect
@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="with --unsupported: run torch's op database, recorded or not"
     )
+    parser.add_argument(
+        "--collectives", action="store_true", help="what two ranks send in a step, by wrapper and policy, as observed"
+    )
     output.add_json(parser, "the table")
 
 
@@ -34,11 +37,16 @@ def main(args: argparse.Namespace) -> int:
 
     Args:
         args: ``backend``: ids, one per device type where empty; ``json``: a file or ``-``, or None;
-            ``unsupported``: print instead what `amp_checks.cli.unsupported` knows, ``fresh`` or not.
+            ``unsupported``: print instead what `amp_checks.cli.unsupported` knows, ``fresh`` or not;
+            ``collectives``: print instead what `amp_checks.cli.collectives` knows.
 
     Raises:
         UsageError: a backend is unknown or cannot run here.
     """
+    if args.collectives and (args.unsupported or args.fresh):
+        raise UsageError("--collectives is a table of its own: neither --unsupported nor --fresh goes with it")
+    if args.collectives:
+        return collectives.main(args)
     if args.unsupported:
         return unsupported.main(args)
     if args.fresh:

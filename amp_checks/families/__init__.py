@@ -15,6 +15,7 @@ __all__ = ["FAMILIES", "Family", "cases", "checks_for", "collect", "parametrize_
 FAMILIES.declare("ops", f"{__name__}.ops.family")
 FAMILIES.declare("fp32-only", f"{__name__}.fp32_only.family")
 FAMILIES.declare("scaler", f"{__name__}.scaler.family")
+FAMILIES.declare("distributed", f"{__name__}.distributed.family")
 FAMILIES.declare("convergence", f"{__name__}.convergence.family")
 FAMILIES.declare("audit", f"{__name__}.audit.family")
 FAMILIES.declare("planted", f"{__name__}.planted.family")

@@ -1,0 +1,1 @@
+"""Planted faults of training on several ranks."""
