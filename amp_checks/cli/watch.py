@@ -15,7 +15,7 @@ from amp_checks.audit.finding import Severity
 from amp_checks.cli import output
 from amp_checks.core import UsageError
 from amp_checks.monitor import journal, report
-from amp_checks.monitor.watch import EVERY, Stopped, of_rank, rank, watch, world
+from amp_checks.monitor.recorder import EVERY, Stopped, of_rank, rank, watch, world
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

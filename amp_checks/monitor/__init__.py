@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amp_checks.monitor.watch import Stopped, Watch, watch
+    from amp_checks.monitor.recorder import Stopped, Watch, watch
 
 __all__ = ["Stopped", "Watch", "watch"]
 
@@ -18,4 +18,4 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(importlib.import_module(f"{__name__}.watch"), name)
+    return getattr(importlib.import_module(f"{__name__}.recorder"), name)

@@ -21,7 +21,6 @@ class History:
     Attributes:
         steps: the newest step records.
         samples: the newest records of regular samples; ``first``: the first of them.
-        deep: the newest sample of an alert.
         nonfinite: the newest records of values that are not finite.
         counts: steps, skipped ones, and what rules count.
         good: the largest loss scale at which a step of the window was taken; 0 before the first.
@@ -48,7 +47,7 @@ class History:
                 self.settled_at = record["step"]
         elif record["kind"] == "nonfinite":
             self.nonfinite.append(record)
-        elif record["kind"] == "sample" and not record["deep"]:
+        elif record["kind"] == "sample" and record["regular"]:
             if len(self.first) < FIRST and self.settled:
                 self.first.append(record)
             self.samples.append(record)

@@ -63,11 +63,13 @@ class Sample:
 
     Attributes:
         step: which.
+        regular: whether its turn had come; one that is not is sampled because of the iterations before it.
         deep: whether inputs of modules are measured too: then a value that no module made is placed as well.
     """
 
-    def __init__(self, step: int, *, deep: bool) -> None:
+    def __init__(self, step: int, *, regular: bool, deep: bool) -> None:
         self.step = step
+        self.regular = regular
         self.deep = deep
         self.entries: list[Entry] = []
         self._parameters: list[tuple[str, str]] = []
@@ -144,7 +146,7 @@ class Sample:
         total = sum(self._flops.values())
         census = {dtype_name(dtype): _short(flops / total) for dtype, flops in self._flops.items() if total}
         record = {
-            "kind": "sample", "step": self.step, "deep": self.deep, "modules": modules, "gradients": gradients,
+            "kind": "sample", "step": self.step, "regular": self.regular, "modules": modules, "gradients": gradients,
             "weights": weights, "flops": census, "casts": self._casts, "cast_bytes": self._cast_bytes,
         }  # fmt: skip
         return record, first

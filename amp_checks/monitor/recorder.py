@@ -234,11 +234,12 @@ class Watch:
         now = self._current
         deep = self._alert > 0
         self._alert -= deep
-        if not deep and now.step % self._every:
+        regular = now.step % self._every == 0
+        if not deep and not regular:
             handle = module_hooks.register_module_forward_pre_hook(self._keep_batch)
             self._forward.callback(handle.remove)
             return
-        now.sample = Sample(now.step, deep=deep)
+        now.sample = Sample(now.step, regular=regular, deep=deep)
         for handle in (
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
