@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amp_checks.audit.finding import Severity
 from amp_checks.cli import output
-from amp_checks.core import UsageError
+from amp_checks.core import SuiteError, UsageError
 from amp_checks.monitor import journal, report
 from amp_checks.monitor.recorder import EVERY, Stopped, of_rank, rank, watch, world
 
@@ -86,7 +86,7 @@ def _train(args: argparse.Namespace) -> str | None:
     except SystemExit as ended:
         if ended.code not in (None, 0):
             return f"the script ended with {ended.code}"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SuiteError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever the program raises is shown as Python shows it
         _show(error)

@@ -28,6 +28,7 @@ class Iteration:
         loss: what was differentiated last, under the scale.
         lr: learning rate of the first group, at the step.
         averaged: updates of averaged weights after its step.
+        noticed: whether a skipped step was seen at once, with nothing read.
         batch: what the first module took; kept until it is known whether its values were finite.
     """
 
@@ -42,6 +43,7 @@ class Iteration:
     lr: Any = None
     averaged: int = 0
     batch: Any = None
+    noticed: bool = False
     sample: Sample | None = None
 
     def read(self, path_of: Callable[[nn.Module], str]) -> list[Record]:

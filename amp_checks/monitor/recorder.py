@@ -158,7 +158,7 @@ class Watch:
             now.found += private_scaler.found_inf(scaler, optimizer)
             now.lr = self._rate(optimizer)
             if now.stepping is not None:  # its step was never called
-                now.stepping = None
+                now.stepping, now.noticed = None, True
                 self._alert = _ALERT
 
     def _before_scaler(self, scaler: Any, optimizer: Any) -> None:
@@ -274,7 +274,7 @@ class Watch:
         with torch.no_grad():
             records = self._safely(done.read, self._path) or []
         if any(record["kind"] == "step" and not record["finite"] for record in records):
-            self._alert = max(self._alert, _ALERT)
+            self._alert = self._alert if done.noticed else _ALERT
             first = first_float(done.batch)
             for record in records:
                 if record["kind"] in ("step", "nonfinite") and first is not None:

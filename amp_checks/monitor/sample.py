@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+import numpy.typing
 import torch
 from torch import nn
 
@@ -20,18 +22,23 @@ LOST = 6e-8
 """float16's smallest number is 2**-24, 5.96e-8: what is smaller is lost (IEEE 754 binary16)."""
 LARGEST = 65504.0
 """float16's largest number (IEEE 754 binary16)."""
-_MOST = 4096
-"""Elements of a tensor that shares are counted of, evenly spread over it; the largest is that of all."""
+_MOST = 1024
+"""Elements of a tensor that shares and norms are taken of, evenly spread over it; the largest is that of all."""
+
+Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The smallest and the largest element, and some of the elements, float32: what is computed of them is computed late."""
 
 
-def measured(tensor: torch.Tensor, lost_below: float | torch.Tensor = LOST) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest magnitude (NaN and infinity go through), and the share of elements smaller than ``lost_below``, zeros too."""
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of up to so many elements of a detached tensor, float32."""
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
+    return flat[:: -(-flat.numel() // _MOST)].to(torch.float32, copy=True)
+
+
+def measured(tensor: torch.Tensor) -> Raw:
+    """What is kept of a tensor: NaN and infinity go through."""
     tensor = tensor.detach()
-    low, high = torch.aminmax(tensor)
-    largest = torch.maximum(low.neg(), high)
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()[:_MOST]
-    part = flat[:: max(1, flat.numel() // _MOST)]
-    return largest.float(), (part.abs() < lost_below).float().mean()
+    return (*torch.aminmax(tensor), spread(tensor))
 
 
 class Entry:
@@ -73,8 +80,8 @@ class Sample:
         self.deep = deep
         self.entries: list[Entry] = []
         self._parameters: list[tuple[str, str]] = []
-        self._gradients: list[tuple[str, str, tuple[torch.Tensor, torch.Tensor]]] = []
-        self._norms: list[torch.Tensor] = []
+        self._gradients: list[tuple[str, str, torch.Tensor | None, Raw]] = []
+        self._weights: list[torch.Tensor] = []
         self._flops: dict[torch.dtype, float] = {}
         self._casts = 0
         self._cast_bytes = 0
@@ -109,27 +116,30 @@ class Sample:
 
     def gradients(self, named: Sequence[tuple[str, torch.Tensor]], scale: torch.Tensor | None) -> None:
         """Gradients before a step; ``scale`` is what they would have to be multiplied by to be as backward made them."""
-        known = {name for name, _, _ in self._gradients}
+        known = {row[0] for row in self._gradients}
         for name, parameter in named:
             gradient = parameter.grad
             if name in known or gradient is None or gradient.is_sparse or not gradient.numel():
                 continue
-            lost_below = LOST if scale is None else (LOST / scale).to(gradient.device)
-            self._gradients.append((name, dtype_name(parameter.dtype), measured(gradient, lost_below)))
+            self._gradients.append((name, dtype_name(parameter.dtype), scale, measured(gradient)))
 
     def weights(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Parameters after a step: dtypes and norms."""
-        dense = [(name, one.detach()) for name, one in named if one.is_floating_point() and one.numel()]
-        self._parameters += [(name, dtype_name(one.dtype)) for name, one in dense]
-        self._norms += [norm.float() for norm in torch._foreach_norm([one for _, one in dense])] if dense else []  # noqa: SLF001 - as torch.nn.utils uses it
+        """Parameters after a step: dtypes and norms, those of the elements that `spread` takes."""
+        known = {name for name, _ in self._parameters}
+        for name, one in named:
+            if one.is_floating_point() and one.numel() and name not in known:
+                self._parameters.append((name, dtype_name(one.dtype)))
+                self._weights.append(spread(one.detach()))
 
     def read(self, path_of: Callable[[nn.Module], str]) -> tuple[Record, Record | None]:
         """The record of the sample, and that of the first value in it that is not finite."""
-        numbers = iter(_read(self._tensors()))
+        raw = [entry.numbers for entry in self.entries] + [row[3] for row in self._gradients]
+        largest_of = iter(_largest(raw))
+        parts = iter(_together([one[2] for one in raw] + self._weights))
         modules: dict[str, Record] = {}
         first = None
         for entry in self.entries:
-            largest, lost = next(numbers), next(numbers)
+            largest, lost = next(largest_of), _share(next(parts), LOST)
             if first is None and not math.isfinite(largest):
                 first = self._nonfinite(entry, path_of(entry.module), largest)
             if not entry.is_input:
@@ -138,11 +148,16 @@ class Sample:
                 row[f"{prefix}dtype"] = dtype_name(entry.dtype)
                 row[f"{prefix}max"] = _larger(row.get(f"{prefix}max", 0.0), _short(largest))
                 row[f"{prefix}lost"] = _short(lost)
-        gradients = {
-            name: {"dtype": dtype, "max": _short(next(numbers)), "lost": _short(next(numbers))}
-            for name, dtype, _ in self._gradients
+        gradients = {}
+        for name, dtype, scale, _ in self._gradients:
+            lost_below = LOST / (float(scale.item()) if scale is not None else 1.0)
+            gradients[name] = {
+                "dtype": dtype, "max": _short(next(largest_of)), "lost": _short(_share(next(parts), lost_below)),
+            }  # fmt: skip
+        weights = {
+            name: {"dtype": dtype, "norm": _short(float(numpy.linalg.norm(next(parts))))}
+            for name, dtype in self._parameters
         }
-        weights = {name: {"dtype": dtype, "norm": _short(next(numbers))} for name, dtype in self._parameters}
         total = sum(self._flops.values())
         census = {dtype_name(dtype): _short(flops / total) for dtype, flops in self._flops.items() if total}
         record = {
@@ -150,11 +165,6 @@ class Sample:
             "weights": weights, "flops": census, "casts": self._casts, "cast_bytes": self._cast_bytes,
         }  # fmt: skip
         return record, first
-
-    def _tensors(self) -> list[torch.Tensor]:
-        found = [number for entry in self.entries for number in entry.numbers]
-        found += [number for _, _, numbers in self._gradients for number in numbers]
-        return found + self._norms
 
     def _nonfinite(self, entry: Entry, module: str, largest: float) -> Record:
         what = "gradient" if entry.backward else "input" if entry.is_input else "activation"
@@ -179,12 +189,34 @@ def _op(tensor: torch.Tensor) -> str | None:
     return node.name().partition("Backward")[0].lower() if node is not None else None
 
 
-def _read(tensors: list[torch.Tensor]) -> list[float]:
-    """Numbers of one device in one transfer, of several in as many."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) == 1:
-        return [float(number) for number in torch.stack(tensors).tolist()]
-    return [float(tensor.item()) for tensor in tensors]
+def _largest(raw: Sequence[Raw]) -> list[float]:
+    """The largest magnitudes: one transfer for each dtype and device."""
+    found = [0.0] * len(raw)
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for number, (low, _, _) in enumerate(raw):
+        groups.setdefault((low.dtype, low.device), []).append(number)
+    for numbers in groups.values():
+        both = torch.stack([end for number in numbers for end in raw[number][:2]]).abs().view(-1, 2).amax(1)
+        for number, largest in zip(numbers, both.tolist(), strict=True):
+            found[number] = largest
+    return found
+
+
+def _together(parts: Sequence[torch.Tensor]) -> list[numpy.typing.NDArray[numpy.float32]]:
+    """The same numbers on the CPU: one transfer for each device."""
+    found: dict[int, numpy.typing.NDArray[numpy.float32]] = {}
+    for device in {part.device for part in parts}:
+        numbers = [number for number, part in enumerate(parts) if part.device == device]
+        whole, start = torch.cat([parts[number] for number in numbers]).cpu().numpy(), 0
+        for number in numbers:
+            end = start + len(parts[number])
+            found[number], start = whole[start:end], end
+    return [found[number] for number in range(len(parts))]
+
+
+def _share(part: numpy.typing.NDArray[numpy.float32], below: float) -> float:
+    """The share of elements whose magnitude is below that."""
+    return float(numpy.count_nonzero(numpy.abs(part) < below)) / len(part)
 
 
 def _larger(one: float, other: float) -> float:

@@ -195,7 +195,7 @@ def weights_nan(program: Program, since: int) -> None:
 
 
 def _smaller_gradient(_: nn.Module, __: object, output: Tensor) -> None:
-    output.register_hook(lambda gradient: gradient * 1e-7)
+    output.register_hook(lambda gradient: gradient * 1e-11)
 
 
 def _fill(parameter: Tensor, value: float) -> None:
