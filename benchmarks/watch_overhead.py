@@ -60,19 +60,19 @@ def ratios(name: str, *, rounds: int, every: int) -> tuple[list[float], float]:
     found, plain_times = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):
-            parts = {}
-            for watched in (True, False) if number % 2 else (False, True):
-                if watched:
+            parts: dict[str, float] = {}
+            for kind in ("watched", "plain") if number % 2 else ("plain", "watched"):
+                if kind == "watched":
                     with watch(Path(folder) / "record.jsonl", every=every):
                         # What is paid once a run, the names of modules, is paid before.
                         for _ in range(every):
                             step()
-                        parts[watched] = timed(step, count)
+                        parts[kind] = timed(step, count)
                 else:
-                    parts[watched] = timed(step, count)
+                    parts[kind] = timed(step, count)
             if number:  # the first pair warms up
-                found.append(parts[True] / parts[False])
-                plain_times.append(parts[False] / count)
+                found.append(parts["watched"] / parts["plain"])
+                plain_times.append(parts["plain"] / count)
     return found, 1e3 * statistics.median(plain_times)
 
 
@@ -83,7 +83,9 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=EVERY)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, one sample in {args.every} steps, {args.rounds} rounds\n")
+    print(
+        f"torch {torch.__version__}, {os.cpu_count()} cores, one sample in {args.every} steps, {args.rounds} rounds\n"
+    )
     print("| model | step, ms | watched over unwatched | quartiles |")
     print("|---|---|---|---|")
     over = False

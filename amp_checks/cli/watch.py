@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "amp-checks watch [options] (SCRIPT | -m MODULE) [its arguments] | --read FILE..."
     parser.add_argument("case", nargs="?", metavar="SCRIPT", help="a training script")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="a module that trains, as python -m runs it")
-    parser.add_argument("--read", nargs="+", metavar="FILE", help="judge what was recorded; of several ranks, all files")
+    parser.add_argument(
+        "--read", nargs="+", metavar="FILE", help="judge what was recorded; of several ranks, all files"
+    )
     parser.add_argument("--sharded", action="store_true", help="with --read: each rank holds a part of the weights")
     parser.add_argument("--record", metavar="FILE", default="amp-watch.jsonl", help="what is written (amp-watch.jsonl)")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,8 +23,8 @@ Record = dict[str, Any]
 class Journal:
     """Writes records, each in one call of the system: what was written is the system's, and outlives the process.
 
-    Where the file cannot be written to any more (a full disk), the part of a line that was written is cut off, recording
-    ends with one message, and the training goes on.
+    Where the file cannot be written to any more (a full disk), the part of a line that was written is cut off,
+    recording ends with one message, and the training goes on.
 
     Attributes:
         failed: why recording ended early, or None.
@@ -40,7 +41,7 @@ class Journal:
         """Append one line; floats that JSON lacks are the names that `values.encode` gives them."""
         if self._file is None:
             return
-        data = (json.dumps(values.encode(record), allow_nan=False, separators=(",", ":")) + "\n").encode()
+        data = f"{_dumps(record)}\n".encode()
         try:
             written = os.write(self._file, data)
             if written < len(data):  # the disk is full after this many bytes: the next call says so
@@ -53,10 +54,8 @@ class Journal:
         self.failed = f"{self.path} cannot be written to any more: {error.strerror or error}"
         sys.stderr.write(f"amp-checks: warning: {self.failed}; the training goes on, unrecorded\n")
         if self._file is not None:
-            try:
+            with contextlib.suppress(OSError):  # a file that cannot be cut: a line without an end is not read
                 os.ftruncate(self._file, self._size)
-            except OSError:
-                pass  # no file, or one that cannot be cut: the reader leaves out a line without an end
             self.close()
 
     def close(self) -> None:
@@ -99,10 +98,9 @@ def read(path: Path) -> Recorded:
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line, parse_constant=None)
-            if not isinstance(record, dict) or "kind" not in record:
-                raise ValueError("no record")
-        except ValueError as error:
+            record = json.loads(line)
+            _ = record["kind"]
+        except (ValueError, TypeError, KeyError) as error:
             if not records:
                 break
             raise UsageError(f"{path}:{number} is no line of a record: {error}") from error
@@ -115,6 +113,14 @@ def read(path: Path) -> Recorded:
         last = f"after step {steps[-1]}" if steps else "before its first step"
         missing.append(f"the run did not say that it ended: it was killed, or the disk was full, {last}")
     return Recorded(path=path, records=tuple(records), missing=tuple(missing))
+
+
+def _dumps(record: Record) -> str:
+    """As strict JSON; most records hold no float that it lacks."""
+    try:
+        return json.dumps(record, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        return json.dumps(values.encode(record), allow_nan=False, separators=(",", ":"))
 
 
 _NAMED = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}

@@ -42,7 +42,9 @@ def verdict(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
     rest = "; the record is incomplete" if any(one.missing for one in recorded) else ""
     if errors:
         first = next(one for one in found if one.severity is Severity.ERROR)
-        return f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule} from step {first.step}{rest}"
+        return (
+            f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule} from step {first.step}{rest}"
+        )
     if not steps:
         return f"nothing was judged: no optimizer stepped{rest}"
     return f"AMP goes right: no error, {warnings} warnings in {of}{rest}"

@@ -26,7 +26,7 @@ _MOST = 1024
 """Elements of a tensor that shares and norms are taken of, evenly spread over it; the largest is that of all."""
 
 Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""The smallest and the largest element, and some of the elements, float32: what is computed of them is computed late."""
+"""The smallest and the largest element, and some of the elements, float32: sums are taken later."""
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ class Sample:
                 self._cast_bytes += tensor.numel() * (tensor.element_size() + result.element_size())
 
     def gradients(self, named: Sequence[tuple[str, torch.Tensor]], scale: torch.Tensor | None) -> None:
-        """Gradients before a step; ``scale`` is what they would have to be multiplied by to be as backward made them."""
+        """Gradients before a step; ``scale`` is what they were divided by since backward."""
         known = {row[0] for row in self._gradients}
         for name, parameter in named:
             gradient = parameter.grad

@@ -10,7 +10,7 @@ from amp_checks.torch_api.private import found_inf_per_device
 
 
 def scale_and_tracker(scaler: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Copies of the loss scale (float32) and of the growth tracker (int32), on their device; None before its first use."""
+    """Copies of the loss scale (float32) and of the growth tracker (int32); None before its first use."""
     scale, tracker = scaler._scale, scaler._growth_tracker
     if scale is None or tracker is None:
         return None

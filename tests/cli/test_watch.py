@@ -35,9 +35,11 @@ def test_a_fault_gives_status_1_and_stops_the_training_if_asked(
     arguments = [str(SCRIPT), "--fault", fault]
     assert entry(["watch", "--stop-on", "error", "--json", "found.json", *arguments, "--endless"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[-1].startswith(f"AMP GOES WRONG: 1 errors, ")
+    assert captured.out.splitlines()[-1].startswith("AMP GOES WRONG: 1 errors, ")
     assert "the training was ended" in captured.err
-    assert [one["rule"] for one in json.loads(Path("found.json").read_text())["findings"] if one["severity"] == "error"] == [rule]
+    assert [
+        one["rule"] for one in json.loads(Path("found.json").read_text())["findings"] if one["severity"] == "error"
+    ] == [rule]
     assert entry(["watch", "--read", "amp-watch.jsonl"]) == 1
     assert rule in capsys.readouterr().out
 

@@ -1,10 +1,10 @@
-"""Faults that begin late are found in time and by the right rule; corrected twins and healthy trainings raise no alarm."""
+"""Late faults are found in time and by the right rule; corrected twins and healthy trainings raise no alarm."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import late_faults  # type: ignore[import-not-found]
+import late_faults
 import pytest
 
 from amp_checks.audit.finding import Severity
@@ -17,20 +17,20 @@ JUDGED_ELSEWHERE = {"loss-scale-at-floor", "gradient-not-finite", "value-not-fin
 
 @pytest.mark.parametrize("late", FAULTS, ids=lambda late: str(late.id))
 def test_a_late_fault_is_found_and_its_twin_is_not(late: late_faults.Late, tmp_path: Path) -> None:
-    with watch(tmp_path / "faulty.jsonl") as faulty:
+    with watch(tmp_path / "faulty.jsonl", every=late_faults.EVERY) as faulty:
         late.run(faulty=True)
     found = [one for one in faulty.findings if one.rule in late.rules]
     assert found, faulty.findings
     before = [one for one in faulty.findings if one.step is not None and one.step < late.begin - 1 and late.fault]
     assert not before
-    with watch(tmp_path / "twin.jsonl") as twin:
+    with watch(tmp_path / "twin.jsonl", every=late_faults.EVERY) as twin:
         late.run(faulty=False)
     assert twin.findings == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_training_raises_no_alarm(seed: int, tmp_path: Path) -> None:
-    with watch(tmp_path / "healthy.jsonl") as healthy:
+    with watch(tmp_path / "healthy.jsonl", every=late_faults.EVERY) as healthy:
         late_faults.healthy(seed)
     assert [one for one in healthy.findings if one.severity is not Severity.NOTE] == []
     assert healthy.history.counts["steps"] >= 298

@@ -6,7 +6,6 @@ begins and in those after it.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+EVERY = 10
+"""Iterations from one sample to the next, by which the steps below are stated."""
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
@@ -62,9 +63,7 @@ class Program:
         self.model = MODELS[model]()
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.dtype = dtype
-        self.scaler = torch.amp.GradScaler(
-            "cpu", init_scale=2.0**14, growth_interval=100, enabled=dtype is F16
-        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=dtype is F16)
         self.autocast = True
         self.uses_scaler = True
         self.factor = 1.0
@@ -73,7 +72,7 @@ class Program:
         self.schedule: Callable[[bool], None] | None = None
         self.target = nn.Linear(16, 4)
 
-    def leaf(self, last: bool = False) -> nn.Module:
+    def leaf(self, *, last: bool = False) -> nn.Linear | nn.Conv2d:
         found = [one for one in self.model.modules() if isinstance(one, nn.Linear | nn.Conv2d)]
         return found[-1 if last else 0]
 
@@ -87,7 +86,9 @@ class Program:
             if self.change is not None:
                 inputs = self.change(inputs, step)
             self.optimizer.zero_grad()
-            with torch.autocast("cpu", self.dtype if self.dtype is not F32 else BF16, enabled=self.autocast and self.dtype is not F32):
+            with torch.autocast(
+                "cpu", self.dtype if self.dtype is not F32 else BF16, enabled=self.autocast and self.dtype is not F32
+            ):
                 output = self.model(inputs)
             loss = functional.mse_loss(output.float(), wanted) * self.factor
             before = self.scaler.get_scale()
@@ -117,13 +118,13 @@ def loss_grows(program: Program, since: int) -> None:
 def gradients_infinite(program: Program, since: int) -> None:
     """One parameter's gradient is infinite from here on, whatever the scale."""
     parameter = next(program.model.parameters())
-    program.changes_gradients = lambda _: _fill(parameter, math.inf)
+    program.changes_gradients = lambda _: fill(parameter, math.inf)
 
 
 def gradients_nan_often(program: Program, since: int) -> None:
     """Two of three steps have a NaN."""
     parameter = next(program.model.parameters())
-    program.changes_gradients = lambda step: _fill(parameter, math.nan) if step % 3 else None
+    program.changes_gradients = lambda step: fill(parameter, math.nan) if step % 3 else None
 
 
 def inputs_grow(program: Program, since: int) -> None:
@@ -140,12 +141,12 @@ def weights_grow(program: Program, since: int) -> None:
 
 def bad_batch(program: Program, since: int) -> None:
     """One batch holds an infinity."""
-    program.change = (lambda inputs, _: inputs.index_fill(0, torch.tensor([3]), math.inf)) if since == 0 else None
+    program.change = (lambda inputs, _: inputs.indexfill(0, torch.tensor([3]), math.inf)) if since == 0 else None
 
 
 def bad_batches(program: Program, since: int) -> None:
     """One batch in four holds NaN."""
-    program.change = lambda inputs, step: inputs.index_fill(0, torch.tensor([3]), math.nan) if step % 4 == 0 else inputs
+    program.change = lambda inputs, step: inputs.indexfill(0, torch.tensor([3]), math.nan) if step % 4 == 0 else inputs
 
 
 def layer_underflows(program: Program, since: int) -> None:
@@ -163,7 +164,7 @@ def loss_shrinks(program: Program, since: int) -> None:
 def layer_cut_off(program: Program, since: int) -> None:
     """The gradient of a layer is masked to zero."""
     parameter = program.leaf().weight
-    program.changes_gradients = lambda _: _fill(parameter, 0.0)
+    program.changes_gradients = lambda _: fill(parameter, 0.0)
 
 
 def layer_frozen(program: Program, since: int) -> None:
@@ -198,7 +199,7 @@ def _smaller_gradient(_: nn.Module, __: object, output: Tensor) -> None:
     output.register_hook(lambda gradient: gradient * 1e-11)
 
 
-def _fill(parameter: Tensor, value: float) -> None:
+def fill(parameter: Tensor, value: float) -> None:
     if parameter.grad is not None:
         parameter.grad.fill_(value)
 
@@ -206,7 +207,7 @@ def _fill(parameter: Tensor, value: float) -> None:
 def skips(program: Program) -> None:
     """An overflow each fiftieth step, as a healthy training has."""
     parameter = next(program.model.parameters())
-    program.changes_gradients = lambda step: _fill(parameter, math.inf) if step % 50 == 20 else None
+    program.changes_gradients = lambda step: fill(parameter, math.inf) if step % 50 == 20 else None
     program.scaler.set_growth_interval(30)
 
 
@@ -269,24 +270,71 @@ def _rows() -> list[Late]:
     add(gradients_infinite, "weights-not-finite", 12, ("mlp", "sgd", 75, BF16), ("attention", "adam", 110, BF16))
     add(gradients_nan_often, "loss-scale-falls steps-skipped", 24, ("mlp", "adam", 150), ("attention", "sgd", 90))
     add(inputs_grow, "headroom-shrinks", 160, ("mlp", "sgd", 60), ("mlp", "adam", 100), ("attention", "adam", 70))
-    add(weights_grow, "headroom-shrinks loss-scale-falls value-not-finite", 160, ("mlp", "adam", 100), ("attention", "sgd", 80))
+    add(
+        weights_grow,
+        "headroom-shrinks loss-scale-falls value-not-finite",
+        160,
+        ("mlp", "adam", 100),
+        ("attention", "sgd", 80),
+    )
     add(bad_batch, "loss-not-finite", 4, ("mlp", "adam", 123), ("conv", "sgd", 77), ("attention", "adam", 201))
     add(bad_batch, "loss-not-finite", 4, ("mlp", "adam", 111, BF16), ("conv", "adam", 64, BF16))
     add(bad_batches, "loss-not-finite", 6, ("mlp", "adam", 95), ("attention", "sgd", 140))
-    add(layer_underflows, "gradient-zero gradient-underflow-grows", 40, ("mlp", "adam", 60), ("mlp", "sgd", 100), ("attention", "adam", 80))
+    add(
+        layer_underflows,
+        "gradient-zero gradient-underflow-grows",
+        40,
+        ("mlp", "adam", 60),
+        ("mlp", "sgd", 100),
+        ("attention", "adam", 80),
+    )
     add(loss_shrinks, "gradient-zero gradient-underflow-grows", 80, ("mlp", "adam", 60), ("mlp", "sgd", 110))
     add(layer_cut_off, "gradient-zero", 40, ("conv", "adam", 60), ("mlp", "adam", 150, BF16))
     add(layer_frozen, "gradient-gone", 40, ("mlp", "adam", 70), ("attention", "adam", 100))
-    add(autocast_lost, "autocast-stopped", 25, ("mlp", "adam", 80), ("conv", "sgd", 160), ("attention", "adam", 55, BF16))
-    add(weights_halved, "weights-converted", 15, ("mlp", "sgd", 80, BF16), ("conv", "sgd", 50, BF16), ("attention", "sgd", 120, BF16))
+    add(
+        autocast_lost,
+        "autocast-stopped",
+        25,
+        ("mlp", "adam", 80),
+        ("conv", "sgd", 160),
+        ("attention", "adam", 55, BF16),
+    )
+    add(
+        weights_halved,
+        "weights-converted",
+        15,
+        ("mlp", "sgd", 80, BF16),
+        ("conv", "sgd", 50, BF16),
+        ("attention", "sgd", 120, BF16),
+    )
     add(scaler_left_out, "scaler-left-out", 8, ("mlp", "adam", 90), ("attention", "sgd", 500))
     add(weights_nan, "loss-not-finite", 5, ("mlp", "adam", 66), ("conv", "adam", 130, BF16))
-    add(None, "scheduler-stepped-on-skipped-step", 160, ("mlp", "sgd", 50), ("conv", "adam", 60), prepare=scheduler_runs_ahead)
-    add(None, "average-updated-on-skipped-step", 160, ("mlp", "adam", 50), ("attention", "sgd", 60), prepare=average_runs_ahead)
+    add(
+        None,
+        "scheduler-stepped-on-skipped-step",
+        160,
+        ("mlp", "sgd", 50),
+        ("conv", "adam", 60),
+        prepare=scheduler_runs_ahead,
+    )
+    add(
+        None,
+        "average-updated-on-skipped-step",
+        160,
+        ("mlp", "adam", 50),
+        ("attention", "sgd", 60),
+        prepare=average_runs_ahead,
+    )
     return found
 
 
 LATE = _rows()
+
+
+def clip(program: Program) -> None:
+    if program.scaler.is_enabled():
+        program.scaler.unscale_(program.optimizer)
+    nn.utils.clip_grad_norm_(program.model.parameters(), 1.0)
 
 
 def healthy(seed: int) -> None:
@@ -298,11 +346,7 @@ def healthy(seed: int) -> None:
         if seed % 4 >= 2:
             program.changes_gradients = None
     elif seed % 5 == 1:
-        clip = copy.copy(program.model)
-        program.changes_gradients = lambda _: (
-            program.scaler.unscale_(program.optimizer) if program.scaler.is_enabled() else None,
-            nn.utils.clip_grad_norm_(clip.parameters(), 1.0),
-        ) and None
+        program.changes_gradients = lambda _: clip(program)
     elif seed % 5 == 2:
         schedule = torch.optim.lr_scheduler.OneCycleLR(program.optimizer, 0.01, total_steps=1000)
         program.schedule = lambda real: schedule.step() if real else None

@@ -1,7 +1,7 @@
 """Rules over time: each a function that looks at the history of a run and yields what it finds.
 
-The one place to add a rule is a function with ``@rule(...)`` in one of this package's modules, and a late fault with its
-corrected twin in ``tests/monitor/late_faults.py``; a test refuses a rule that no fault trips.
+The one place to add a rule is a function with ``@rule(...)`` in one of this package's modules, and a late fault with
+its corrected twin in ``tests/support/late_faults.py``; a test refuses a rule that no fault trips.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ def scheduler_stepped_on_skipped_step(history: History) -> Iterator[Found]:
         )
 
 
-@rule("average-updated-on-skipped-step", "step", WARNING, remedy="average weights only after a step that was not skipped")
+@rule(
+    "average-updated-on-skipped-step", "step", WARNING, remedy="average weights only after a step that was not skipped"
+)
 def average_updated_on_skipped_step(history: History) -> Iterator[Found]:
     """A skipped step leaves the weights as they were: averaging them again gives them a weight that they have not."""
     step = history.steps[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from amp_checks.audit.finding import Found, Severity
@@ -38,7 +39,7 @@ def headroom_shrinks(history: History) -> Iterator[Found]:
         if row.get("dtype") != "float16" or any(not _is_size(one.get("max")) for one in rows):
             continue
         bits = [math.log2(LARGEST / one["max"]) for one in rows]
-        falls = sum(after < before for before, after in zip(bits, bits[1:], strict=False))
+        falls = sum(after < before for before, after in pairwise(bits))
         if bits[-1] > _NEAR or bits[0] - bits[-1] < 1.0 or falls < _TREND - 2:
             continue
         steps = samples[-1]["step"] - samples[0]["step"]
@@ -62,7 +63,7 @@ def headroom_shrinks(history: History) -> Iterator[Found]:
     remedy="run this module in float32, bound what goes in, or train in bfloat16",
 )
 def value_not_finite(history: History) -> Iterator[Found]:
-    """The first value of a step that is not finite. A scaler heals one, and in backward lowers its scale; not in forward."""
+    """The first value of a step that is not finite. A scaler heals one in backward, by a lower scale."""
     now = history.nonfinite[-1]
     scaled = bool(history.steps) and history.steps[-1]["scale"] is not None
     if not history.settled:
@@ -88,7 +89,7 @@ def value_not_finite(history: History) -> Iterator[Found]:
     remedy="raise the loss scale (growth_factor, growth_interval), or train in bfloat16",
 )
 def gradient_underflow_grows(history: History) -> Iterator[Found]:
-    """What is smaller than float16's smallest number under the loss scale has become zero: this layer no longer learns."""
+    """What is smaller than float16's smallest number under the loss scale is zero: this layer no longer learns."""
     if not _low_share(history.samples[-1]) or len(history.samples) < _LASTING:
         return
     for name, rows in _lasting(history, "gradients"):
