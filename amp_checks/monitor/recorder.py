@@ -38,7 +38,7 @@ _ALERT = 3
 
 
 class Stopped(BaseException):
-    """Ends a training in which something was found that the watch was to stop on; no ``except Exception`` catches it."""
+    """Ends a training in which something was found to stop on; no ``except Exception`` catches it."""
 
 
 def watch(path: str | os.PathLike[str] | None = None, *, every: int = EVERY, stop_on: str | None = None) -> Watch:

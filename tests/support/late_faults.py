@@ -141,12 +141,12 @@ def weights_grow(program: Program, since: int) -> None:
 
 def bad_batch(program: Program, since: int) -> None:
     """One batch holds an infinity."""
-    program.change = (lambda inputs, _: inputs.indexfill(0, torch.tensor([3]), math.inf)) if since == 0 else None
+    program.change = (lambda inputs, _: inputs.index_fill(0, torch.tensor([3]), math.inf)) if since == 0 else None
 
 
 def bad_batches(program: Program, since: int) -> None:
     """One batch in four holds NaN."""
-    program.change = lambda inputs, step: inputs.indexfill(0, torch.tensor([3]), math.nan) if step % 4 == 0 else inputs
+    program.change = lambda inputs, step: inputs.index_fill(0, torch.tensor([3]), math.nan) if step % 4 == 0 else inputs
 
 
 def layer_underflows(program: Program, since: int) -> None:

@@ -138,7 +138,7 @@ def autocast_stopped(history: History) -> Iterator[Found]:
     samples = list(history.samples)[-2:]
     if len(history.first) < 2 or samples[0]["step"] <= history.first[1]["step"]:
         return
-    low = [name for name in history.first[0]["modules"] if all(_dtype(one, name) in _LOW for one in history.first)]
+    low = [name for name in history.first[0]["modules"] if all(_dtype(one, name) in _LOW for one in history.first[:2])]
     lost = [name for name in low if all(_dtype(one, name) in ("float32", "float64") for one in samples)]
     if lost:
         whole = len(lost) == len(low)
