@@ -14,7 +14,7 @@ from pathlib import Path
 from amp_checks.audit.finding import Severity
 from amp_checks.cli import output
 from amp_checks.core import SuiteError, UsageError
-from amp_checks.monitor import journal, report
+from amp_checks.monitor import baseline, journal, report
 from amp_checks.monitor.recorder import EVERY, Stopped, of_rank, rank, watch, world
 
 
@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="module", metavar="MODULE", help="a module that trains, as python -m runs it")
     parser.add_argument(
         "--read", nargs="+", metavar="FILE", help="judge what was recorded; of several ranks, all files"
+    )
+    parser.add_argument(
+        "--baseline", action="append", default=[], metavar="FILE", help="record of a good run to compare with; repeatable"
     )
     parser.add_argument("--sharded", action="store_true", help="with --read: each rank holds a part of the weights")
     parser.add_argument("--record", metavar="FILE", default="amp-watch.jsonl", help="what is written (amp-watch.jsonl)")
@@ -48,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: no script, one that is not there, or a file that is no record.
     """
+    args.good = [journal.read(Path(name)) for name in args.baseline]
     if args.read:
         return _report(args, [journal.read(Path(name)) for name in args.read])
     if not args.case and not args.module:
@@ -116,5 +120,7 @@ def _show(error: BaseException) -> None:
 
 def _report(args: argparse.Namespace, recorded: Sequence[journal.Recorded]) -> int:
     found = report.judged(recorded, sharded=args.sharded)
+    if args.good:
+        found = report.in_order([*found, *baseline.compare(args.good, recorded[0])])
     output.emit(args, report.as_json(recorded, found), report.text(recorded, found))
     return int(any(one.severity.rank <= Severity(args.fail_on).rank for one in found))

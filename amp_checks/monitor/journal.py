@@ -83,6 +83,15 @@ class Recorded:
         return self.records[0]
 
 
+def is_record(path: Path) -> bool:
+    """Whether that is a file that begins as the record of a watched run."""
+    try:
+        with path.open("rb") as file:
+            return f'"schema":"{SCHEMA}"'.encode() in file.readline(4096)
+    except OSError:
+        return False
+
+
 def read(path: Path) -> Recorded:
     """Every whole line.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from amp_checks.audit.finding import Diagnostic, Severity
@@ -30,7 +30,12 @@ def judged(recorded: Sequence[Recorded], *, sharded: bool = False) -> tuple[Diag
         known = worst.get((each.rule, each.module))
         if known is None or each.severity.rank < known.severity.rank:
             worst[each.rule, each.module] = each
-    return tuple(sorted(worst.values(), key=lambda one: (one.severity.rank, one.step or 0)))
+    return in_order(worst.values())
+
+
+def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Worst first, then as they came."""
+    return tuple(sorted(found, key=lambda one: (one.severity.rank, one.step or 0)))
 
 
 def verdict(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
@@ -42,8 +47,9 @@ def verdict(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
     rest = "; the record is incomplete" if any(one.missing for one in recorded) else ""
     if errors:
         first = next(one for one in found if one.severity is Severity.ERROR)
+        since = "" if first.step is None else f" from step {first.step}"
         return (
-            f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule} from step {first.step}{rest}"
+            f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule}{since}{rest}"
         )
     if not steps:
         return f"nothing was judged: no optimizer stepped{rest}"
@@ -54,9 +60,10 @@ def text(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
     """For a terminal; the verdict is its last line."""
     lines = []
     for one in found:
-        place = ", ".join(part for part in (one.where, f"in {one.module}" if one.module else None, one.op) if part)
+        since = f"step {one.step}" if one.step is not None else None
+        place = ", ".join(part for part in (since, one.where, f"in {one.module}" if one.module else None, one.op) if part)
         lines += [
-            f"{one.severity.upper():7} {one.rule}  [step {one.step}{', ' + place if place else ''}]",
+            f"{one.severity.upper():7} {one.rule}  [{place}]",
             f"  {one.message}",
             f"  remedy: {one.remedy}",
         ]

@@ -152,7 +152,7 @@ def bad_batches(program: Program, since: int) -> None:
 def layer_underflows(program: Program, since: int) -> None:
     """What reaches a layer from behind becomes so small that float16 loses it."""
     if since == 0:
-        program.leaf().register_forward_hook(_smaller_gradient)
+        program.leaf().register_forward_hook(smaller_gradient)
 
 
 def loss_shrinks(program: Program, since: int) -> None:
@@ -195,7 +195,7 @@ def weights_nan(program: Program, since: int) -> None:
             program.leaf(last=True).weight.view(-1)[0] = math.nan
 
 
-def _smaller_gradient(_: nn.Module, __: object, output: Tensor) -> None:
+def smaller_gradient(_: nn.Module, __: object, output: Tensor) -> None:
     output.register_hook(lambda gradient: gradient * 1e-11)
 
 
