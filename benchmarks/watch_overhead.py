@@ -1,10 +1,10 @@
 """What `amp-checks watch` costs: a step of training watched at default sampling, over the same step unwatched.
 
-A 4-layer transformer (8x64x128) and a residual CNN of 18 layers (8x3x64x64), bfloat16 on the CPU, one thread. Rounds of
-unwatched and watched steps alternate in one process, each as long as two samples; every step is timed, in CPU time of the
-process. A watched step is a sampled one, the one after it, which reads and judges, or another; the cost of a cycle is the
-sum of its steps, each kind at the lower quartile of its times, which other programs on the machine move least. The
-medians give the second figure. Exits 1 where the first is over the limit.
+A 4-layer transformer (8x64x128) and a residual CNN of 18 layers (8x3x64x64), bfloat16 on the CPU, one thread.
+Rounds of unwatched and watched steps alternate in one process, each as long as two samples; every step is timed, in
+CPU time of the process. A watched step is a sampled one, the one after it, which reads and judges, or another; the
+cost of a cycle is the sum of its steps, each kind at the lower quartile of its times, which other programs on the
+machine move least. The medians give the second figure. Exits 1 where the first is over the limit.
 
     python benchmarks/watch_overhead.py [--model NAME]... [--rounds N] [--every N]
 """

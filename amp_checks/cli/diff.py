@@ -51,7 +51,10 @@ def _side(name: str) -> Document:
 def _watched(args: argparse.Namespace) -> int:
     """Two records of `amp-checks watch`: what the new run does otherwise, each line a finding."""
     found = baseline.compare([journal.read(Path(args.old))], journal.read(Path(args.new)))
-    lines = [f"{one.severity.upper():7} {one.rule}{f'  [in {one.module}]' if one.module else ''}\n  {one.message}\n" for one in found]
+    lines = [
+        f"{one.severity.upper():7} {one.rule}{f'  [in {one.module}]' if one.module else ''}\n  {one.message}\n"
+        for one in found
+    ]
     verdict = f"{len(found)} things are otherwise" if found else "nothing is otherwise"
     output.write(args.output, "".join([*lines, f"{verdict} in {args.new} than in {args.old}\n"]))
     worse = any(one.severity is not Severity.NOTE for one in found)

@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--read", nargs="+", metavar="FILE", help="judge what was recorded; of several ranks, all files"
     )
     parser.add_argument(
-        "--baseline", action="append", default=[], metavar="FILE", help="record of a good run to compare with; repeatable"
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="record of a good run to compare with; repeatable",
     )
     parser.add_argument("--sharded", action="store_true", help="with --read: each rank holds a part of the weights")
     parser.add_argument("--record", metavar="FILE", default="amp-watch.jsonl", help="what is written (amp-watch.jsonl)")

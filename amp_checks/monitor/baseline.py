@@ -61,7 +61,9 @@ def run_of(recorded: Recorded) -> Run:
         gradient_dtypes=_seen(rows, "gradient_dtype"),
         weights=_seen([row for one in samples for row in one["weights"].items()], "dtype"),
         headroom={
-            module: min(math.log2(LARGEST / size) if math.isfinite(size) else 0.0 for name, size in sizes if name == module)
+            module: min(
+                math.log2(LARGEST / size) if math.isfinite(size) else 0.0 for name, size in sizes if name == module
+            )
             for module in dict(sizes)
         },
         lost={name: statistics.median(shares) for name, shares in lost.items()},
@@ -104,7 +106,9 @@ def _compared(good: Sequence[Run], new: Run) -> Iterator[Diagnostic]:
     share = max(one.skipped / max(one.steps, 1) for one in good)
     usual_skips = share * new.steps
     if new.skipped > usual_skips + 3 * math.sqrt(usual_skips) + _SKIPS:
-        yield _otherwise("skips", Severity.WARNING, f"{new.skipped} of {new.steps} steps are skipped; usual: {share:.1%}")
+        yield _otherwise(
+            "skips", Severity.WARNING, f"{new.skipped} of {new.steps} steps are skipped; usual: {share:.1%}"
+        )
     scales = [one.scale for one in good if one.scale is not None]
     if scales and (new.scale is None or new.scale * _SCALES <= min(scales)):
         now_scale = "no loss is scaled" if new.scale is None else f"the loss scale ends at {new.scale:g}"

@@ -48,9 +48,7 @@ def verdict(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
     if errors:
         first = next(one for one in found if one.severity is Severity.ERROR)
         since = "" if first.step is None else f" from step {first.step}"
-        return (
-            f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule}{since}{rest}"
-        )
+        return f"AMP GOES WRONG: {errors} errors, {warnings} warnings in {of}; {first.rule}{since}{rest}"
     if not steps:
         return f"nothing was judged: no optimizer stepped{rest}"
     return f"AMP goes right: no error, {warnings} warnings in {of}{rest}"
@@ -61,7 +59,9 @@ def text(recorded: Sequence[Recorded], found: Sequence[Diagnostic]) -> str:
     lines = []
     for one in found:
         since = f"step {one.step}" if one.step is not None else None
-        place = ", ".join(part for part in (since, one.where, f"in {one.module}" if one.module else None, one.op) if part)
+        place = ", ".join(
+            part for part in (since, one.where, f"in {one.module}" if one.module else None, one.op) if part
+        )
         lines += [
             f"{one.severity.upper():7} {one.rule}  [{place}]",
             f"  {one.message}",

@@ -34,9 +34,9 @@ def in_float32(program: Program) -> None:
 
     def outside(x: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
-            return forward(x.float())  # type: ignore[no-any-return]
+            return forward(x.float())
 
-    layer.forward = outside  # type: ignore[method-assign]
+    layer.forward = outside  # type: ignore[method-assign, assignment]
 
 
 def without_autocast(program: Program) -> None:
@@ -64,7 +64,7 @@ def smaller_gradient(program: Program) -> None:
     program.leaf(last=True).register_forward_hook(late_faults.smaller_gradient)
 
 
-REGRESSIONS = {
+REGRESSIONS: dict[Callable[[Program], None], str] = {
     in_float32: "output-dtype",
     without_autocast: "output-dtype",
     without_scaler: "scale",
