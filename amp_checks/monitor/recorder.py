@@ -72,6 +72,9 @@ class Watch:
         self._journal: Journal | None = None
         self._process = os.getpid()
         self._hooks = ExitStack()
+        self._patches = Patches()
+        self._updates: set[type] = {torch.amp.GradScaler}
+        self._updating = False
         self._forward = ExitStack()
         self._names: dict[int, str] = {}
         self._paths: dict[int, str] = {}
@@ -100,7 +103,7 @@ class Watch:
                 "arguments": sys.argv,
             }
         )  # fmt: skip
-        patches = self._hooks.enter_context(Patches())
+        patches = self._patches = self._hooks.enter_context(Patches())
         patches.replace(torch.amp.GradScaler, "step", self._around(self._scaler_steps))
         patches.replace(torch.amp.GradScaler, "update", self._around(self._scaler_updates))
         patches.replace(torch.optim.swa_utils.AveragedModel, "update_parameters", self._around(self._averages))
@@ -146,6 +149,10 @@ class Watch:
         if not scaler.is_enabled():
             return original(scaler, optimizer, *args, **kwargs)
         now = self._current
+        for kind in type(scaler).__mro__:  # one of FSDP updates its scale by itself
+            if "update" in vars(kind) and kind not in self._updates:
+                self._updates.add(kind)
+                self._patches.replace(kind, "update", self._around(self._scaler_updates))
         self._safely(self._before_scaler, scaler, optimizer)
         now.stepping = id(optimizer)
         self._scaler = scaler
@@ -168,9 +175,14 @@ class Watch:
             now.sample.gradients(self._named(optimizer), scale)
 
     def _scaler_updates(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, *args, **kwargs)
-        if scaler.is_enabled():
-            self._mark(id(scaler))
+        if self._updating or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        self._updating = True
+        try:
+            result = original(scaler, *args, **kwargs)
+        finally:
+            self._updating = False
+        self._mark(id(scaler))
         return result
 
     def _averages(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,8 +321,10 @@ class Watch:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if any(id(one) not in self._names for one in parameters):
             roots = models_of(parameters)
+            taken = set(self._names.values())
             for prefix, root in roots.items():
-                start = f"{prefix}." if len(roots) > 1 else ""
+                clash = any(name in taken for name, _ in root.named_parameters())
+                start = f"{prefix}." if len(roots) > 1 else f"{prefix}{len(self._paths)}." if clash else ""
                 self._names |= {id(one): start + name for name, one in root.named_parameters()}
                 self._paths |= {id(one): (start + name).rstrip(".") for name, one in root.named_modules()}
         return [(self._names.get(id(one), f"parameter {number}"), one) for number, one in enumerate(parameters)]

@@ -168,6 +168,54 @@ def test_a_float16_sum_of_gradients_past_the_floor_and_in_every_sample(tmp_path:
     assert {"loss-scale-at-floor", "gradient-not-finite"} <= {one.rule for one in watched.findings}
 
 
+class OwnUpdate(torch.amp.GradScaler):
+    """A scaler that updates its scale by itself, as FSDP's does."""
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        self._per_optimizer_states.clear()
+
+
+class CallsUpdate(torch.amp.GradScaler):
+    """A scaler that has more to do at an update."""
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        super().update(new_scale)
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, OwnUpdate, CallsUpdate])
+@pytest.mark.parametrize("fused", [False, True])
+def test_other_scalers_and_fused_optimizers(kind: type[torch.amp.GradScaler], fused: bool, tmp_path: Path) -> None:
+    model, scaler = nn.Linear(4, 4), kind("cpu", init_scale=8.0)
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    before = kind.update
+    with watch(tmp_path / "record.jsonl", every=2) as watched:
+        for step in range(9):
+            with torch.autocast("cpu", F16):
+                loss = model(torch.ones(2, 4)).float().sum() * (float("inf") if step == 4 else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert kind.update is before
+    steps = [one for one in journal.read(watched.path).records if one["kind"] == "step"]
+    assert [one["taken"] for one in steps] == [step != 4 for step in range(9)]
+    assert journal.read(watched.path).records[-1]["trouble"] is None
+
+
+def test_two_optimizers_of_like_modules_keep_their_names_apart(tmp_path: Path) -> None:
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (one, other)]
+    with watch(tmp_path / "record.jsonl", every=1) as watched:
+        for _ in range(4):
+            for model, optimizer in zip((one, other), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+    samples = [one for one in journal.read(watched.path).records if one["kind"] == "sample"]
+    assert len(samples) == 4
+    assert all(len(one["gradients"]) == 4 for one in samples[1:])
+
+
 def test_stop_on_error_ends_the_training(tmp_path: Path) -> None:
     program = Program("mlp", "adam", F16, 0)
     program.uses_scaler = True
