@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from amp_checks.audit.finding import Diagnostic, Severity
+from amp_checks.monitor.float16 import LARGEST
 from amp_checks.monitor.journal import Record, Recorded
-from amp_checks.monitor.sample import LARGEST
 
 _BITS = 2.0
 """Headroom by which two good runs may differ: a largest value of one batch in twenty is itself a matter of chance."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from amp_checks.audit.finding import Diagnostic, Severity
 from amp_checks.monitor import rules
+from amp_checks.monitor.float16 import LARGEST
 from amp_checks.monitor.journal import Record, Recorded
 from amp_checks.monitor.rules import ranks as ranks_rule
-from amp_checks.monitor.sample import LARGEST
 
 SCHEMA = "amp-checks/watched"
 

@@ -15,13 +15,10 @@ import torch
 from torch import nn
 
 from amp_checks.audit.places import Place, line
+from amp_checks.monitor.float16 import LOST
 from amp_checks.monitor.journal import Record
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 
-LOST = 6e-8
-"""float16's smallest number is 2**-24, 5.96e-8: what is smaller is lost (IEEE 754 binary16)."""
-LARGEST = 65504.0
-"""float16's largest number (IEEE 754 binary16)."""
 _MOST = 1024
 """Elements of a tensor that shares and norms are taken of, evenly spread over it; the largest is that of all."""
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from amp_checks.audit.finding import Found, Severity
+from amp_checks.monitor.float16 import LARGEST
 from amp_checks.monitor.history import History
 from amp_checks.monitor.rules.registry import rule
-from amp_checks.monitor.sample import LARGEST
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
