@@ -230,7 +230,7 @@ class Late:
     Attributes:
         rules: of which one must find it.
         within: steps after it begins in which it must be found.
-        prepare: what changes the program before it runs; told whether faulty or the twin.
+        prepare: what changes the program before it runs, ``faulty`` or as the twin.
     """
 
     id: str

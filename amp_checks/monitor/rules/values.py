@@ -30,7 +30,7 @@ _LASTING = 3
     remedy="bound these activations (normalise, clip, weight decay), run this module in float32, or train in bfloat16",
 )
 def headroom_shrinks(history: History) -> Iterator[Found]:
-    """Activations that grow steadily leave float16's range at a step that can be told from their trend."""
+    """Activations that grow steadily leave float16's range at a step that their trend predicts."""
     samples = list(history.samples)[-_TREND:]
     if len(samples) < _TREND:
         return
