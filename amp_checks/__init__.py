@@ -27,6 +27,7 @@ _HOME = {
     "checks_for": "families",
     "collect": "families",
     "parametrize_with_checks": "families",
+    "watch": "monitor",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are strings, of one table

@@ -22,7 +22,17 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["core", "backends", "families", "suite.planting", "records.known_defects", "cli", "backends.environment"]
+    "name",
+    [
+        "core",
+        "backends",
+        "families",
+        "suite.planting",
+        "records.known_defects",
+        "cli",
+        "backends.environment",
+        "cli.diff",
+    ],
 )
 def test_modules_that_the_command_line_loads_import_no_torch(name: str) -> None:
     assert "torch" not in modules_after(f"import amp_checks.{name}")

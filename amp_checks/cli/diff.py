@@ -6,8 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from amp_checks.audit.finding import Severity
 from amp_checks.cli import output, policy_diff
 from amp_checks.core import UsageError
+from amp_checks.monitor import baseline, journal
 from amp_checks.report import reading, recorded
 from amp_checks.report.diff import compare, formats
 from amp_checks.report.document import Document
@@ -46,8 +48,21 @@ def _side(name: str) -> Document:
     return reading.read(Path(name))
 
 
+def _watched(args: argparse.Namespace) -> int:
+    """Two records of `amp-checks watch`: what the new run does otherwise, each line a finding."""
+    found = baseline.compare([journal.read(Path(args.old))], journal.read(Path(args.new)))
+    lines = [
+        f"{one.severity.upper():7} {one.rule}{f'  [in {one.module}]' if one.module else ''}\n  {one.message}\n"
+        for one in found
+    ]
+    verdict = f"{len(found)} things are otherwise" if found else "nothing is otherwise"
+    output.write(args.output, "".join([*lines, f"{verdict} in {args.new} than in {args.old}\n"]))
+    worse = any(one.severity is not Severity.NOTE for one in found)
+    return int(args.fail_on != "never" and (worse or (args.fail_on == "any" and bool(found))))
+
+
 def main(args: argparse.Namespace) -> int:
-    """Compare cast policies (of two versions, or files that `policy` wrote), or else two results.
+    """Compare cast policies (of two versions, or files that `policy` wrote), records of watched runs, or two results.
 
     Exit status 1 on what ``--fail-on`` names, 4 where an unfinished run leaves no verdict.
 
@@ -59,6 +74,8 @@ def main(args: argparse.Namespace) -> int:
         return policy_diff.main(args)
     if not args.drift > 0.0:
         raise UsageError(f"--drift takes a positive share of a threshold, such as {compare.DRIFT}, not {args.drift}")
+    if journal.is_record(Path(args.old)) and journal.is_record(Path(args.new)):
+        return _watched(args)
     old, new = _side(args.old), _side(args.new)
     found = compare.compare(old, new, drift=args.drift)
     text = formats.FORMATS[args.format](found)
