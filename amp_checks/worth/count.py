@@ -66,7 +66,8 @@ class Count:
 
     Attributes:
         ops: each with how many calls there were.
-        saved: bytes that forward keeps for backward, by dtype, each storage once, without parameters and buffers.
+        saved: bytes that forward keeps for backward, by dtype, each storage once, without parameters, buffers and what is
+            a copy of one; ``saved_copies``: the bytes of those copies that are kept.
         weight_copies: bytes of 16-bit copies of parameters, each parameter once.
         parameters, gradients, optimizer_state: bytes that AMP does not shrink.
         loading: seconds in which the program waited for its DataLoader; ``loads_at``: its line.
@@ -77,6 +78,7 @@ class Count:
 
     ops: tuple[tuple[Op, int], ...] = ()
     saved: dict[str, int] = dataclasses.field(default_factory=dict)
+    saved_copies: int = 0
     weight_copies: int = 0
     parameters: int = 0
     gradients: int = 0

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import dataloader
 
-from amp_checks.audit.places import Place, line, user_frame
+from amp_checks.audit.places import Place, line, program_frame
 from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching.op_facts import OpFacts, tensors_of
 from amp_checks.audit.watching.state import RunState, around
@@ -76,6 +76,7 @@ class _Step:
         self.ops: Counter[_Key] = Counter()
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.copies: dict[int, int] = {}
+        self.copy_storages: set[int] = set()
         self.islands: dict[int, _Island] = {}
         self.forward: dict[int, _Forward] = {}
 
@@ -93,6 +94,7 @@ class IterationCounter(Recorder[Count]):
         self._stepping = 0
         self._weights: dict[int, int] = {}
         self._gradients = 0
+        self._device = ""
 
     def __enter__(self) -> Any:
         stack, patches = self._stack, Patches()
@@ -117,6 +119,7 @@ class IterationCounter(Recorder[Count]):
         if number not in self._steps:
             self._end(number - 1)
             self._steps[number] = _Step()
+            self._device = next((one.device.type for one in self._run.training.named_parameters().values()), "")
             self._weights = {
                 held.untyped_storage().data_ptr(): held.numel() * held.element_size()
                 for held in (*self._run.training.named_parameters().values(), *self._run.training.named_buffers().values())
@@ -144,7 +147,7 @@ class IterationCounter(Recorder[Count]):
             return original(iterator)
         finally:
             with self._run.quietly():
-                place = user_frame()
+                place = program_frame()
             if (step := self._now()) is not None:
                 step.loading += time.perf_counter() - began
                 step.loads_at = place
@@ -190,6 +193,7 @@ class IterationCounter(Recorder[Count]):
         of_weight = is_cast and bool(floats) and _address(floats[0]) in self._weights
         if of_weight and outputs and outputs[0].dtype in LOW:
             step.copies[_address(floats[0])] = _bytes(outputs[0])
+            step.copy_storages.add(_address(outputs[0]))
         base = facts.base.removeprefix("aten::")
         step.ops[
             base,
@@ -224,14 +228,19 @@ class IterationCounter(Recorder[Count]):
             number = private.node_number(node) if node is not None else -1
             found = step.forward.get(number, (None, None, "enabled" if run.enabled_region else "none", None, False, ""))
             return (*found[:5], (found[5] or "autocast") if is_cast else "")
-        place, module = user_frame(), run.module
-        region = "none" if not run.regions else "enabled" if run.regions[-1].enabled else "disabled"
+        place, module = program_frame(), run.module
+        region = self._region()
         cast = "" if not is_cast else "program" if self._calls.name in _CASTS else "autocast"
         island = None if self._stepping else self._island(step, floats, outputs, cast, place, module)
         found = (module, place, region, island, run.function is not None, cast)
         if torch.is_grad_enabled() and not self._stepping:
             step.forward.setdefault(private.latest_node_number(), found)
         return found
+
+    def _region(self) -> str:
+        """A region of a device that the model is not on is none."""
+        mine = [one for one in self._run.regions if not self._device or one.device == self._device]
+        return "none" if not mine else "enabled" if mine[-1].enabled else "disabled"
 
     def _island(
         self, step: _Step, floats: list[Tensor], outputs: list[Tensor], cast: str, place: Place | None, module: str | None
@@ -264,12 +273,17 @@ class IterationCounter(Recorder[Count]):
             return Count(failed=failed)
         step = self._steps[max(whole)]
         saved: Counter[str] = Counter()
-        for storage, dtype in step.saved.values():
-            saved[dtype_name(dtype)] += storage.nbytes()
+        copied = 0
+        for address, (storage, dtype) in step.saved.items():
+            if address in step.copy_storages:
+                copied += storage.nbytes()
+            else:
+                saved[dtype_name(dtype)] += storage.nbytes()
         states = [one for optimizer in self._optimizers.values() for held in optimizer.state.values() for one in held.values()]
         return Count(
             ops=tuple((_op(key), calls) for key, calls in step.ops.items()),
             saved=dict(saved),
+            saved_copies=copied,
             weight_copies=sum(step.copies.values()),
             parameters=sum(map(_bytes, self._run.training.named_parameters().values())),
             gradients=self._gradients,

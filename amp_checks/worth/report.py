@@ -91,7 +91,7 @@ def text(found: Worth) -> str:
         f"  casts: {casts}, {cast_bytes:,} bytes, {_share(cast_bytes, amp.bytes)} of all; "
         f"{amp.casts('program')[0]} of them written in the program",
         f"  kept for backward: {_dtypes(amp)} under AMP, {_dtypes(fp32)} in FP32: {found.saved_share:.2f}",
-        f"  copies of weights in 16 bits: {amp.weight_copies:,} bytes",
+        f"  copies of weights in 16 bits: {amp.weight_copies:,} bytes, {amp.saved_copies:,} of them kept for backward",
         f"  what does not shrink: weights {amp.parameters:,}, gradients {amp.gradients:,}, "
         f"optimizer state {amp.optimizer_state:,} bytes",
         "",
@@ -138,7 +138,7 @@ def as_json(found: Worth) -> dict[str, Any]:
 
 def _count_as_json(count: Count, device: Device) -> dict[str, Any]:
     casts, cast_bytes = count.casts()
-    names = ("saved", "weight_copies", "parameters", "gradients", "optimizer_state", "tf32")
+    names = ("saved", "saved_copies", "weight_copies", "parameters", "gradients", "optimizer_state", "tf32")
     return {
         "flops": count.flops,
         "low_flops": count.low_flops,
