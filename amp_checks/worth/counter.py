@@ -22,6 +22,7 @@ from amp_checks.audit.probes.recorder import Recorder
 from amp_checks.audit.watching.op_facts import OpFacts, tensors_of
 from amp_checks.audit.watching.state import RunState, around
 from amp_checks.emulation import replaces_op
+from amp_checks.emulation.region import current
 from amp_checks.torch_api import private
 from amp_checks.torch_api.dtypes import LOW, dtype_name
 from amp_checks.torch_api.patching import Patches
@@ -77,6 +78,7 @@ class _Step:
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.copies: dict[int, int] = {}
         self.copy_storages: set[int] = set()
+        self.reached = False
         self.islands: dict[int, _Island] = {}
         self.forward: dict[int, _Forward] = {}
 
@@ -95,6 +97,7 @@ class IterationCounter(Recorder[Count]):
         self._weights: dict[int, int] = {}
         self._gradients = 0
         self._device = ""
+        self._is_loading = False
 
     def __enter__(self) -> Any:
         stack, patches = self._stack, Patches()
@@ -119,7 +122,8 @@ class IterationCounter(Recorder[Count]):
         if number not in self._steps:
             self._end(number - 1)
             self._steps[number] = _Step()
-            self._device = next((one.device.type for one in self._run.training.named_parameters().values()), "")
+            if current() is None:  # where a device is emulated, tensors are on the CPU
+                self._device = next((one.device.type for one in self._run.training.named_parameters().values()), "")
             self._weights = {
                 held.untyped_storage().data_ptr(): held.numel() * held.element_size()
                 for held in (*self._run.training.named_parameters().values(), *self._run.training.named_buffers().values())
@@ -142,15 +146,15 @@ class IterationCounter(Recorder[Count]):
         self._stepping = max(0, self._stepping - 1)
 
     def _load(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        began = time.perf_counter()
+        step, began = self._now(), time.perf_counter()
+        self._is_loading = True
         try:
             return original(iterator)
         finally:
-            with self._run.quietly():
-                place = program_frame()
-            if (step := self._now()) is not None:
+            self._is_loading = False
+            if step is not None:
                 step.loading += time.perf_counter() - began
-                step.loads_at = place
+                step.loads_at = program_frame()
 
     def _save(self, tensor: Tensor) -> Tensor:
         step = self._now()
@@ -167,7 +171,7 @@ class IterationCounter(Recorder[Count]):
     ) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
-        step = self._now()
+        step = None if self._is_loading else self._now()
         if step is not None:
             with private.no_function_modes():
                 self._count(step, func, args, out)
@@ -177,7 +181,7 @@ class IterationCounter(Recorder[Count]):
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = OpFacts(func)
-        if facts.view or facts.allocates:
+        if facts.view or facts.allocates or facts.base.startswith("profiler::"):
             return
         given, made = tensors_of(args), tensors_of((out,))
         floats = [one for one in given if one.is_floating_point()]
@@ -226,10 +230,14 @@ class IterationCounter(Recorder[Count]):
         if run.backward_depth:
             node = private.running_node()
             number = private.node_number(node) if node is not None else -1
+            if node is not None and private.custom_function_of(node) is not None:
+                region = "enabled" if step.reached else "none"
+                return (None, program_frame(), region, None, True, "autocast" if is_cast else "")
             found = step.forward.get(number, (None, None, "enabled" if run.enabled_region else "none", None, False, ""))
             return (*found[:5], (found[5] or "autocast") if is_cast else "")
         place, module = program_frame(), run.module
         region = self._region()
+        step.reached |= region == "enabled"
         cast = "" if not is_cast else "program" if self._calls.name in _CASTS else "autocast"
         island = None if self._stepping else self._island(step, floats, outputs, cast, place, module)
         found = (module, place, region, island, run.function is not None, cast)
@@ -238,9 +246,11 @@ class IterationCounter(Recorder[Count]):
         return found
 
     def _region(self) -> str:
-        """A region of a device that the model is not on is none."""
+        """A region of a device that the model is not on is none, and so is one that is disabled with no other around."""
         mine = [one for one in self._run.regions if not self._device or one.device == self._device]
-        return "none" if not mine else "enabled" if mine[-1].enabled else "disabled"
+        if not any(one.enabled for one in mine):
+            return "none"
+        return "enabled" if mine[-1].enabled else "disabled"
 
     def _island(
         self, step: _Step, floats: list[Tensor], outputs: list[Tensor], cast: str, place: Place | None, module: str | None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
+
 from amp_checks.audit.case import AuditCase
 from amp_checks.audit.runs.disabled import AutocastOff, ScalerOff
+from amp_checks.audit.runs.dtype import Compute
 from amp_checks.audit.runs.plan import Runs, Setup
 from amp_checks.core import UsageError
 from amp_checks.torch_api.backend import Backend
@@ -64,6 +67,8 @@ def worth(case: AuditCase, backend: Backend, device: Device) -> Worth:
     """
     runs = Runs(case, backend)
     amp, fp32 = runs.recorded(Setup(), IterationCounter), runs.recorded(_FP32, IterationCounter)
+    if fp32.failed is not None:  # it casts to 16 bits explicitly
+        fp32 = runs.recorded(_FP32.but(Compute(torch.float32)), IterationCounter)
     for name, count in (("under AMP", amp), ("in FP32", fp32)):
         if count.failed is not None:
             raise UsageError(f"{case.id} raised {name}, so nothing can be counted: {count.failed}")

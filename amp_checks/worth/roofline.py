@@ -83,8 +83,8 @@ def shares(count: Count, device: Device, low: str) -> Iterator[Share]:
         whole = max(work, device.launch)
         if whole > work:
             yield Share(cause=Cause.LAUNCHES, seconds=(whole - work) * calls, op=op, calls=calls)
-        ideal = min(work, _ideal(op, device, low))
         cause = _cause(op, device, low)
+        ideal = min(work, max(_ideal(op, device, low), op.bytes / device.bandwidth if cause is Cause.SHAPES else 0.0))
         if cause is not None and work > ideal:
             yield Share(cause=cause, seconds=(work - ideal) * calls, op=op, calls=calls)
 
