@@ -117,6 +117,8 @@ class IterationCounter(Recorder[Count]):
     def _now(self) -> _Step | None:
         """The iteration that runs, where it is one that is counted."""
         number = self._run.step
+        if number >= STEPS:
+            self._end(STEPS - 1)
         if not 0 <= number < STEPS or (self._run.quiet and not self._stepping):
             return None
         if number not in self._steps:
@@ -246,11 +248,11 @@ class IterationCounter(Recorder[Count]):
         return found
 
     def _region(self) -> str:
-        """A region of a device that the model is not on is none, and so is one that is disabled with no other around."""
+        """A region of a device that the model is not on is none, and so is one that is disabled, or in float32, with no other around."""
         mine = [one for one in self._run.regions if not self._device or one.device == self._device]
-        if not any(one.enabled for one in mine):
+        if not any(one.enabled and one.dtype in LOW for one in mine):
             return "none"
-        return "enabled" if mine[-1].enabled else "disabled"
+        return "enabled" if mine[-1].enabled and mine[-1].dtype in LOW else "disabled"
 
     def _island(
         self, step: _Step, floats: list[Tensor], outputs: list[Tensor], cast: str, place: Place | None, module: str | None

@@ -47,7 +47,9 @@ def test_a_planted_reason_is_named_first_with_its_line(program: Any) -> None:
     first = found_of(program).reasons[0]
     assert (first.cause, first.fault) == (program.cause, True)
     assert first.where is not None
-    assert first.where.endswith(f"planted_programs.py:{program.line}"), first.where
+    name, _, line = first.where.rpartition(":")
+    assert name.endswith("planted_programs.py")
+    assert int(line) in program.lines
 
 
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.id)
