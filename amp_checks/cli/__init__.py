@@ -21,6 +21,7 @@ from amp_checks.report import files
 COMMANDS = {
     "run": "the verdict: run the checks",
     "audit": "your own model and training step",
+    "worth": "what AMP saves and gains for a program, and why not more",
     "policy": "cast policies: declared, registered, observed",
     "ranges": "input magnitudes at which ops are safe under AMP",
     "selftest": "plant every fault: killed, survived",
@@ -30,7 +31,7 @@ COMMANDS = {
 }
 """Name -> help. The module of that name has ``add_arguments(parser)`` and ``main(args)``, which gives the status."""
 
-RUN_SCRIPTS = ("audit",)
+RUN_SCRIPTS = ("audit", "worth")
 """Commands that take a script: what follows it belongs to the script."""
 
 MAY_BE_EMPTY = ("k", "m", "expect_torch")

@@ -47,8 +47,10 @@ class Op:
 
     @property
     def dtype(self) -> str:
-        """The widest dtype among its inputs: that of its arithmetic."""
+        """The widest dtype among its inputs: that of its arithmetic; of a product that of its first operand."""
         known = self.inputs or (self.output,)
+        if self.flops:  # attention takes sums in float32 besides
+            return known[0]
         for name in ("float64", "float32"):
             if name in known:
                 return name
