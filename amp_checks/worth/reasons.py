@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 
 from amp_checks.worth.count import Count
@@ -13,6 +14,8 @@ LEAST = 0.10
 """Share of the iteration's time that a fault of the program costs at least; below it, it is no reason."""
 DOMINATES = 0.50
 """The same of launches and of data loading, which every program has some of."""
+SHOWN = 0.01
+"""What costs less is no reason, whoever could change it."""
 MOST = 3
 
 _LEASTS = {Cause.LAUNCHES: DOMINATES, Cause.LOADING: DOMINATES}
@@ -53,13 +56,13 @@ class Reason:
 
 def reasons(count: Count, device: Device, low: str) -> tuple[Reason, ...]:
     """At most `MOST`: what the program could change first, then what it could not; each with the largest first."""
-    whole = total(count, device)
+    whole = total(count, device) or math.inf
     found = [_loading(count)] if count.loading > DOMINATES * count.seconds > 0 else []
     for cause, some in together(shares(count, device, low)).items():
         share = sum(one.seconds for one in some) / whole
         if cause in FAULTS and share >= _LEASTS.get(cause, LEAST):
             found.append(_reason(cause, some, share, low, device))
-        elif cause not in FAULTS or cause is Cause.LAUNCHES:
+        elif share >= SHOWN and (cause not in FAULTS or cause is Cause.LAUNCHES):
             found.append(_reason(cause, some, share, low, device, fault=False))
     found.sort(key=lambda one: (not one.fault, -one.share))
     return tuple(found[:MOST])
