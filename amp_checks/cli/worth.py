@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import platform
 import sys
@@ -80,8 +81,8 @@ def main(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.steps < 1 or args.time_limit <= 0:
         raise UsageError("--steps takes a number of iterations, at least 1; --time-limit seconds, more than 0")
-    if args.rounds < 6:
-        raise UsageError(f"--rounds takes at least 6, for an interval at 95 %, not {args.rounds}")
+    if args.rounds < 8:
+        raise UsageError(f"--rounds takes at least 8, for an interval at 99 %, not {args.rounds}")
     for name in ("min_speedup", "max_memory"):
         value = getattr(args, name)
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -115,7 +116,7 @@ def _counted(case: AuditCase, named: Sequence[Backend], args: argparse.Namespace
     refused: UsageError | None = None
     for backend in chosen:
         try:
-            found.append(case.apart(lambda backend=backend: worth(case, backend, _device(backend, args.device))))
+            found.append(case.apart(functools.partial(worth, case, backend, _device(backend, args.device))))
         except (NotEmulated, UsageError) as error:
             refused = refused or UsageError(first_line(error))
             sys.stderr.write(f"amp-checks: note: under {backend.id}: {first_line(error)}\n")

@@ -49,9 +49,7 @@ class Format:
             raise UsageError(why)
         if document.schema != RESULTS and not self.audits:
             able = ", ".join(sorted(name for name, one in FORMATS.items() if one.audits))
-            raise UsageError(
-                f"{self.file} is made of results, and there are none; these formats need none: {able}"
-            )
+            raise UsageError(f"{self.file} is made of results, and there are none; these formats need none: {able}")
         try:
             text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
         except SuiteError:

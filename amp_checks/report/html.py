@@ -182,7 +182,10 @@ def render(document: Document) -> str:
     counted = worths.arrange(document.worths)
     templates = _templates()
     results, environment = document.results, document.environment
-    emulated = any(one.emulated for one in results) or any(one.emulated for one in (*audited, *counted))
+    is_emulated = (
+        [one.emulated for one in results] + [one.emulated for one in audited] + [one.emulated for one in counted]
+    )
+    emulated = any(is_emulated)
     shared = {
         "version": __version__,
         "audits": audited,

@@ -15,7 +15,7 @@
                                         optional: the users' tests among the items
      "curves": [...],                   optional, for plots: as `amp_checks.report.curves`
      "audits": [...],                   optional, of users' training steps: as `amp_checks.audit.report.as_json`
-     "worths": [...],                   optional, what AMP is worth: as `amp_checks.worth.report.as_json`
+     "worths": [...],                   optional: as `amp_checks.worth.report.as_json`
      "tables": [...],                   optional, what families cover: as `amp_checks.report.document`
      "environments": [{...}, ...]}      optional, of merged runs: how each part's environment differs
 

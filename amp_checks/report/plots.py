@@ -163,7 +163,7 @@ def curve(one: Curve, *, name: str) -> str:
 
 
 def roofline(one: WorthPart, *, name: str) -> str:
-    """The products of an iteration below the roofs of a device: FLOP/s over FLOPs for each byte, area by share of time."""
+    """The products of an iteration below the roofs of a device; a mark's area is its share of the time."""
     if not one.points:
         return ""
     with mpl.rc_context(STYLE):

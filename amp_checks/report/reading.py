@@ -104,7 +104,17 @@ def _results(content: dict[str, Any], name: str) -> Document:
         tests = {item: Place(**place) for item, place in part["tests"].items()}
     except (KeyError, TypeError) as error:
         raise UsageError(f"{name} is no whole results document: {type(error).__name__}: {error}") from error
-    same = ("environment", "selection", "errors", "failed_tests", "curves", "audits", "worths", "tables", "environments")
+    same = (
+        "environment",
+        "selection",
+        "errors",
+        "failed_tests",
+        "curves",
+        "audits",
+        "worths",
+        "tables",
+        "environments",
+    )
     return Document(results=results, ended=ended, tests=tests, **{key: part[key] for key in same})
 
 

@@ -79,7 +79,10 @@ def _arranged(one: dict[str, Any]) -> WorthPart:
             ("casts", f"{amp['casts']}, {amp['cast_bytes']:,} bytes, {amp['program_casts']} written in the program"),
             ("kept for backward", f"{_saved(amp)} under AMP, {_saved(fp32)} in FP32: {one['saved_share']:.2f}"),
             ("copies of weights", f"{amp['weight_copies']:,} bytes"),
-            ("what does not shrink", f"weights {amp['parameters']:,}, optimizer state {amp['optimizer_state']:,} bytes"),
+            (
+                "what does not shrink",
+                f"weights {amp['parameters']:,}, optimizer state {amp['optimizer_state']:,} bytes",
+            ),
             *_timing(one["timing"]),
         ],
         reasons=[{"where": None, "module": None, **reason} for reason in one["reasons"]],

@@ -1,6 +1,6 @@
-"""Counts one iteration of a run: a dispatch mode for ops, a function mode for what the program calls, saved-tensors hooks.
+"""Counts one iteration of a run: a dispatch mode for ops, a function mode for what is called, saved-tensors hooks.
 
-The function mode tells a cast that the program asks for (``.float()``) from one that autocast makes inside another call.
+The function mode tells a cast that the program asks for (``.float()``) from one that autocast makes inside a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from amp_checks.worth.count import Count, Op
 from amp_checks.worth.formulas import flops, odd_dimension
 
 STEPS = 2
-"""Iterations that are looked at: the second is counted where there is one, for the first makes the optimizer's state."""
+"""Iterations that are looked at: the second is counted where there is one: the first makes the optimizer's state."""
 
 _CASTS = frozenset("to float half bfloat16 double type type_as".split())
 """Methods of a tensor with which a program casts."""
@@ -55,7 +55,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Island:
-    """What a program's cast to float32 or float64 starts; ``used``: ops were computed in it, ``returned``: cast back."""
+    """What a program's cast to float32 or float64 starts; ``used``: ops computed in it, ``returned``: cast back."""
 
     def __init__(self, place: Place | None, module: str | None) -> None:
         self.place, self.module = place, module
@@ -107,10 +107,10 @@ class IterationCounter(Recorder[Count]):
         stack.enter_context(patches)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor))
         stack.enter_context(self._calls)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *args: Any) -> Any:
-        out = super().__exit__(*args)
+    def __exit__(self, *args: object) -> Any:
+        out = super().__exit__(*args)  # type: ignore[no-untyped-call]
         self._stack.close()
         return out
 
@@ -128,7 +128,10 @@ class IterationCounter(Recorder[Count]):
                 self._device = next((one.device.type for one in self._run.training.named_parameters().values()), "")
             self._weights = {
                 held.untyped_storage().data_ptr(): held.numel() * held.element_size()
-                for held in (*self._run.training.named_parameters().values(), *self._run.training.named_buffers().values())
+                for held in (
+                    *self._run.training.named_parameters().values(),
+                    *self._run.training.named_buffers().values(),
+                )
                 if held.layout is torch.strided
             }
         return self._steps[number]
@@ -192,10 +195,12 @@ class IterationCounter(Recorder[Count]):
         is_cast = _is_cast(facts, floats, outputs)
         if replaced and is_cast:
             return  # the emulation's own
-        module, place, region, island, custom, cast = self._origin(step, facts, floats, outputs, is_cast=is_cast)
+        module, place, region, island, custom, cast = self._origin(step, floats, outputs, is_cast=is_cast)
         distinct = {_address(one): one for one in (*given, *made)}.values()
         wide = [one for one in distinct if one.dtype in (torch.float32, torch.float64)]
-        names = tuple(dict.fromkeys("16" if replaced and one.dtype is torch.float32 else dtype_name(one.dtype) for one in floats))
+        names = tuple(
+            dict.fromkeys("16" if replaced and one.dtype is torch.float32 else dtype_name(one.dtype) for one in floats)
+        )
         of_weight = is_cast and bool(floats) and _address(floats[0]) in self._weights
         if of_weight and outputs and outputs[0].dtype in LOW:
             step.copies[_address(floats[0])] = _bytes(outputs[0])
@@ -224,9 +229,7 @@ class IterationCounter(Recorder[Count]):
             return "backward"
         return "optimizer" if self._stepping else "forward"
 
-    def _origin(
-        self, step: _Step, facts: OpFacts, floats: list[Tensor], outputs: list[Tensor], *, is_cast: bool
-    ) -> _Forward:
+    def _origin(self, step: _Step, floats: list[Tensor], outputs: list[Tensor], *, is_cast: bool) -> _Forward:
         """Where the op comes from: of backward, what is known of its forward."""
         run = self._run
         if run.backward_depth:
@@ -255,7 +258,13 @@ class IterationCounter(Recorder[Count]):
         return "enabled" if mine[-1].enabled and mine[-1].dtype in LOW else "disabled"
 
     def _island(
-        self, step: _Step, floats: list[Tensor], outputs: list[Tensor], cast: str, place: Place | None, module: str | None
+        self,
+        step: _Step,
+        floats: list[Tensor],
+        outputs: list[Tensor],
+        cast: str,
+        place: Place | None,
+        module: str | None,
     ) -> _Island | None:
         """The island that the op is in: begun by a cast of the program, left by one to 16 bits."""
         island = next((found for one in floats if (found := step.islands.get(_address(one))) is not None), None)
@@ -291,7 +300,9 @@ class IterationCounter(Recorder[Count]):
                 copied += storage.nbytes()
             else:
                 saved[dtype_name(dtype)] += storage.nbytes()
-        states = [one for optimizer in self._optimizers.values() for held in optimizer.state.values() for one in held.values()]
+        states = [
+            one for optimizer in self._optimizers.values() for held in optimizer.state.values() for one in held.values()
+        ]
         return Count(
             ops=tuple((_op(key), calls) for key, calls in step.ops.items()),
             saved=dict(saved),

@@ -50,7 +50,9 @@ def table() -> dict[str, Device]:
         name: Device(
             id=name,
             name=entry["name"],
-            peaks={key: entry[key] * 1e12 for key in ("float64", "float32", "tf32", "float16", "bfloat16") if key in entry},
+            peaks={
+                key: entry[key] * 1e12 for key in ("float64", "float32", "tf32", "float16", "bfloat16") if key in entry
+            },
             bandwidth=entry["bandwidth"] * 1e9,
             launch=found["launch_us"] * 1e-6,
             misaligned=found["misaligned"],

@@ -38,19 +38,19 @@ def _convolution(args: tuple[Any, ...], out: Any) -> int:
     transposed = bool(args[6])
     # Each position on the side of the convolution that is not summed over meets the weight once.
     positions = x if transposed else out
-    return 2 * positions.shape[0] * math.prod(positions.shape[2:]) * weight.numel()
+    return int(2 * positions.shape[0] * math.prod(positions.shape[2:]) * weight.numel())
 
 
 def _convolution_backward(args: tuple[Any, ...]) -> int:
     grad, x, weight, transposed, mask = args[0], args[1], args[2], bool(args[7]), args[10]
     positions = x if transposed else grad
-    once = 2 * positions.shape[0] * math.prod(positions.shape[2:]) * weight.numel()
+    once = int(2 * positions.shape[0] * math.prod(positions.shape[2:]) * weight.numel())
     return once * (bool(mask[0]) + bool(mask[1]))
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[2] * (width + value.shape[3])
+    return int(2 * batch * heads * length * key.shape[2] * (width + value.shape[3]))
 
 
 def _attention_backward(query: Tensor, key: Tensor, value: Tensor) -> int:

@@ -81,7 +81,9 @@ def _loading(count: Count) -> Reason:
     )
 
 
-def _reason(cause: Cause, some: list[Share], share: float, low: str, device: Device, *, fault: bool | None = None) -> Reason:
+def _reason(
+    cause: Cause, some: list[Share], share: float, low: str, device: Device, *, fault: bool | None = None
+) -> Reason:
     places: Counter[tuple[str | None, str | None]] = Counter()
     for one in some:
         module, where = one.op.island or (one.op.module, one.op.where)
@@ -118,7 +120,7 @@ _WORDS = {
         "keep NumPy's and Python's float64 out of the step: cast once, to float32, where the data is made",
     ),
     Cause.ISLAND: (
-        "the program itself computes {ops} ops in float32, {products} of them products; {low} would save {share} of the step",
+        "the program itself computes {ops} ops in float32, {products} of them products: {share} of the step, to {low}",
         "leave the cast or the disabled region out, unless accuracy needs it",
     ),
     Cause.BACK_AND_FORTH: (

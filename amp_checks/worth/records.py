@@ -1,4 +1,4 @@
-"""An earlier ``amp-checks worth --json`` as a record: what got worse since, counts anywhere, times on the same machine alone."""
+"""An earlier ``amp-checks worth --json`` as a record: what got worse since; times on the same machine alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amp_checks.report import worths
 from amp_checks.report.document import WORTHS
 
 SLACK = 1.02
-"""A count that grew by less is no regression: the loss scale and a few scalars come and go between versions of torch."""
+"""A count that grew by less is no regression: a few scalars come and go between versions of torch."""
 
 Record = Mapping[tuple[str, str], dict[str, Any]]
 """Case and backend -> what was counted."""
@@ -54,11 +54,17 @@ def worse(found: Sequence[dict[str, Any]], record: Record) -> list[str]:
 def _worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     name = f"{now['case']} under {now['backend']}"
     lines = []
-    for key, words in (("bytes", "reads and writes"), ("cast_bytes", "casts"), ("weight_copies", "copies of weights take")):
+    for key, words in (
+        ("bytes", "reads and writes"),
+        ("cast_bytes", "casts"),
+        ("weight_copies", "copies of weights take"),
+    ):
         if now["amp"][key] > SLACK * before["amp"][key]:
             lines.append(f"{name}: {words} {now['amp'][key]:,} bytes, {before['amp'][key]:,} in the record")
     if now["saved_share"] > SLACK * before["saved_share"]:
-        lines.append(f"{name}: keeps {now['saved_share']:.3f} of FP32's bytes, {before['saved_share']:.3f} in the record")
+        lines.append(
+            f"{name}: keeps {now['saved_share']:.3f} of FP32's bytes, {before['saved_share']:.3f} in the record"
+        )
     if _share(now) < _share(before) / SLACK:
         lines.append(f"{name}: {_share(now):.0%} of its FLOPs are in 16 bits, {_share(before):.0%} in the record")
     old, new = before.get("timing"), now.get("timing")

@@ -1,4 +1,4 @@
-"""What AMP is worth for a program: the two counts beside each other, the expected gain, its reasons; text and plain values."""
+"""What AMP is worth for a program: two counts, the expected gain, its reasons; as text and plain values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def text(found: Worth) -> str:
         f"  what does not shrink: weights {amp.parameters:,}, gradients {amp.gradients:,}, "
         f"optimizer state {amp.optimizer_state:,} bytes",
         "",
-        f"  on {device.name} by its peak figures (FP32 baseline: {baseline}, eager): expected gain {found.gain:.2f}x, because",
+        f"  on {device.name} by its peak figures (FP32 baseline: {baseline}, eager): gain {found.gain:.2f}x, because",
     ]
     for number, one in enumerate(found.reasons, 1):
         place = f"  [{', '.join(part for part in (one.where, one.module) if part)}]" if one.where else ""

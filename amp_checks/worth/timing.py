@@ -1,7 +1,7 @@
-"""Time and memory of a step, measured where the device is real: FP32, AMP in float16 and in bfloat16, in rounds that alternate.
+"""Time and memory of a step where the device is real: FP32, AMP in float16 and in bfloat16, in rounds that alternate.
 
 A round times each precision once, so that what changes on the machine meanwhile meets all of them. The speed of AMP is
-the median of the rounds' ratios, with the interval that holds the median of such rounds in 95 of 100 cases; it pays, or
+the median of the rounds' ratios, with the interval that holds the median of such rounds in 99 of 100 cases; it pays, or
 costs, where the whole interval lies beyond a margin; else it makes no difference.
 """
 
@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import benchmark
@@ -26,10 +26,10 @@ from amp_checks.core import UsageError
 from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
 
-ROUNDS = 15
+ROUNDS = 31
 MARGIN = 0.10
-"""A median speed-up within 10 % of 1 is none: below what two measurements of one program differ by on a busy machine."""
-_LEAST_SECONDS = 0.05
+"""A speed-up whose interval reaches within 10 % of 1 is none: two measurements of one program differ by that."""
+_LEAST_SECONDS = 0.025
 """Of one measurement in a round: so many steps are made in it."""
 
 
@@ -41,7 +41,7 @@ class Speed:
         dtype: ``float16`` or ``bfloat16``.
         seconds, fp32_seconds: medians of a step.
         speedup: median over the rounds of FP32's time over AMP's.
-        low, high: its interval at 95 %.
+        low, high: its interval at 99 %.
         memory: peak bytes of the allocator over those of FP32; None where the device's allocator does not count.
     """
 
@@ -56,9 +56,9 @@ class Speed:
     @property
     def verdict(self) -> str:
         """``faster``, ``slower``, or ``no difference`` beyond the margin."""
-        if self.speedup > 1 + MARGIN and self.low > 1:
+        if self.low > 1 + MARGIN:
             return "faster"
-        if self.speedup < 1 / (1 + MARGIN) and self.high < 1:
+        if self.high < 1 / (1 + MARGIN):
             return "slower"
         return "no difference"
 
@@ -79,7 +79,11 @@ class Timing:
         return [head] + [
             f"  AMP {one.dtype}: {one.verdict}: {one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f}), "
             f"{one.seconds * 1e3:.3g} ms a step, FP32 {one.fp32_seconds * 1e3:.3g} ms"
-            + (f", peak memory {one.memory:.2f}" if one.memory is not None else ", peak memory not counted by the allocator")
+            + (
+                f", peak memory {one.memory:.2f}"
+                if one.memory is not None
+                else ", peak memory not counted by the allocator"
+            )
             for one in self.speeds
         ]
 
@@ -137,7 +141,7 @@ def _speed(dtype: str, seconds: dict[str, list[float]], peaks: dict[str, int | N
     )
 
 
-def interval(count: int, confidence: float = 0.95) -> tuple[int, int]:
+def interval(count: int, confidence: float = 0.99) -> tuple[int, int]:
     """Places, in ``count`` sorted values, between which the median of what they are drawn from lies.
 
     Each value is below that median with probability 1/2, so how many are is binomial.
@@ -166,7 +170,7 @@ def _step(case: AuditCase, backend: Backend, *, amp: bool) -> Iterator[Callable[
     if training.run is not None:
         raise UsageError(f"{case.id} has a loop of its own: it is counted, not timed; give it a step to time it")
     batches = itertools.cycle(training.batches)
-    holder = dataclasses.replace(training, batches=_Endless(batches))
+    holder = dataclasses.replace(training, batches=cast("Any", _Endless(batches)))
     steps = iter(stepper(holder, backend)())
 
     def step() -> None:

@@ -11,14 +11,13 @@ import pytest
 
 from amp_checks import backends
 from amp_checks.cli import entry
-from amp_checks.core import UsageError
+from amp_checks.core import Status, UsageError
 from amp_checks.families.worth.cases import CASES
 from amp_checks.families.worth.mutants import MUTANTS
 from amp_checks.report import FORMATS, reading
 from amp_checks.report.document import WORTHS, Document
 from amp_checks.report.json_format import as_values
 from amp_checks.suite.planting import killers
-from amp_checks.core import Status
 from amp_checks.worth import devices, records
 from amp_checks.worth.count import Op
 from amp_checks.worth.report import as_json, text, worth
@@ -133,9 +132,12 @@ def test_a_record_shows_what_got_worse_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("machine", "lines"), [("here", 1), ("elsewhere", 0)])
 def test_times_are_compared_on_the_same_machine_alone(machine: str, lines: int) -> None:
     timing = {"machine": "here", "torch": "2", "baseline": "eager", "rounds": 15}
-    before = counted() | {"timing": timing | {"speeds": [{"dtype": "float16", "speedup": 2.0, "low": 1.9, "high": 2.1}]}}
+    before = counted() | {
+        "timing": timing | {"speeds": [{"dtype": "float16", "speedup": 2.0, "low": 1.9, "high": 2.1}]}
+    }
     now = before | {
-        "timing": timing | {"machine": machine, "speeds": [{"dtype": "float16", "speedup": 1.0, "low": 0.9, "high": 1.1}]}
+        "timing": timing
+        | {"machine": machine, "speeds": [{"dtype": "float16", "speedup": 1.0, "low": 0.9, "high": 1.1}]}
     }
     assert len(records.worse([now], {(now["case"], now["backend"]): before})) == lines
 

@@ -24,7 +24,7 @@ class WorthRow(Row):
 
     Attributes:
         build: ``build(device, dtype)``, a case of the audit.
-        saved_share: most bytes that forward keeps for backward under AMP, copies of weights left out, over those of FP32.
+        saved_share: most bytes that forward keeps for backward under AMP, without copies of weights, over FP32's.
         why: where that share comes from.
         weight_casts: casts of parameters in one forward: each weight and bias of a linear layer once.
     """
@@ -55,7 +55,11 @@ class TwiceUsed(nn.Module):
 
 
 def _program(
-    device: str, dtype: torch.dtype, model: nn.Module, batches: list[Any], loss: Callable[[torch.Tensor, Any], torch.Tensor]
+    device: str,
+    dtype: torch.dtype,
+    model: nn.Module,
+    batches: list[Any],
+    loss: Callable[[torch.Tensor, Any], torch.Tensor],
 ) -> dict[str, Any]:
     model = model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

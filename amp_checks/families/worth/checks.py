@@ -42,7 +42,7 @@ def check_saved_bytes(row: WorthRow, backend: Backend) -> Iterator[Finding]:
 def check_products_in_16_bits(row: WorthRow, backend: Backend) -> Iterator[Finding]:
     """Every product runs in 16 bits, and AMP computes as many FLOPs as FP32."""
     found = _counted(row, backend)
-    yield exact("FLOPs in 16 bits", actual=found.amp.low_flops, expected=found.fp32.flops, why="autocast's rule for products")
+    yield exact("FLOPs in 16 bits", actual=found.amp.low_flops, expected=found.fp32.flops, why="the rule of products")
     yield exact("FLOPs", actual=found.amp.flops, expected=found.fp32.flops, why="a cast changes no shape")
 
 
@@ -50,5 +50,7 @@ def check_casts(row: WorthRow, backend: Backend) -> Iterator[Finding]:
     """Each weight is cast once an iteration, by autocast's cache, and the program casts nothing itself."""
     found = _counted(row, backend).amp
     weights = sum(calls for op, calls in found.ops if op.of_weight and op.phase == "forward")
-    yield exact("casts of weights", actual=weights, expected=row.weight_casts, why="weights and biases of linear layers")
+    yield exact(
+        "casts of weights", actual=weights, expected=row.weight_casts, why="weights and biases of linear layers"
+    )
     yield exact("casts in the program", actual=found.casts("program")[0], expected=0, why="there is none in its code")

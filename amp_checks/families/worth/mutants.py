@@ -63,7 +63,7 @@ def _double_block(backend: Backend, forward: Forward, module: Any, x: torch.Tens
 
 @contextmanager
 def _cache_off(backend: Backend) -> Iterator[Backend]:
-    enter = torch.autocast.__enter__
+    enter: Callable[[Any], Any] = torch.autocast.__enter__
 
     def without_cache(region: Any) -> Any:
         entered = enter(region)
