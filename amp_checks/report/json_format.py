@@ -22,8 +22,8 @@
 Results are sorted by id and hold nothing that differs between two runs of the same code on the same machine; times
 are apart.
 
-What ``amp-checks audit --json`` writes is of the schema ``amp_checks/audits``: the same ``audits``, and nothing else; what
-``amp-checks worth --json`` writes is of ``amp_checks/worths``, with ``worths`` alone.
+What ``amp-checks audit --json`` writes is of the schema ``amp_checks/audits``: the same ``audits``, and nothing else.
+``amp-checks worth --json`` writes the schema ``amp_checks/worths``: ``worths`` alone.
 """
 
 from __future__ import annotations

@@ -65,8 +65,12 @@ def _arranged(one: dict[str, Any]) -> WorthPart:
         _, calls, flops, size, seconds = rows.get(op["op"], ("", 0, 0, 0, 0.0))
         times = op["calls"]
         rows[op["op"]] = (
-            op["op"], calls + times, flops + op["flops"] * times, size + op["bytes"] * times, seconds + op["seconds"] * times,
-        )  # fmt: skip
+            op["op"],
+            calls + times,
+            flops + op["flops"] * times,
+            size + op["bytes"] * times,
+            seconds + op["seconds"] * times,
+        )
     return WorthPart(
         title=f"{one['case']} under {one['backend']}",
         emulated=one["emulated"],

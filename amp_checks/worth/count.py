@@ -68,8 +68,8 @@ class Count:
 
     Attributes:
         ops: each with how many calls there were.
-        saved: bytes that forward keeps for backward, by dtype, each storage once, without parameters, buffers and copies
-            of these; ``saved_copies``: the bytes of those copies that are kept.
+        saved: bytes that forward keeps for backward, by dtype, each storage once, without parameters, buffers and
+            copies of these; ``saved_copies``: the bytes of those copies that are kept.
         weight_copies: bytes of 16-bit copies of parameters, each parameter once.
         parameters, gradients, optimizer_state: bytes that AMP does not shrink.
         loading: seconds in which the program waited for its DataLoader; ``loads_at``: its line.

@@ -251,7 +251,7 @@ class IterationCounter(Recorder[Count]):
         return found
 
     def _region(self) -> str:
-        """A region of a device that the model is not on is none, and so is one that is disabled, or in float32, with no other around."""
+        """None is one for a device that the model is not on, and one that is disabled, or in float32, with no other around."""
         mine = [one for one in self._run.regions if not self._device or one.device == self._device]
         if not any(one.enabled and one.dtype in LOW for one in mine):
             return "none"
@@ -321,8 +321,9 @@ class IterationCounter(Recorder[Count]):
 
 BY_RULE = frozenset(
     "softmax log_softmax softmin cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div layer_norm "
-    "group_norm binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity exp log pow sum prod cumsum norm "
-    "poisson_nll_loss gaussian_nll_loss ctc_loss triplet_margin_loss margin_ranking_loss rms_norm mean item detach".split()
+    "group_norm binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity exp log pow sum prod cumsum "
+    "norm poisson_nll_loss gaussian_nll_loss ctc_loss triplet_margin_loss margin_ranking_loss rms_norm mean item "
+    "detach".split()
 )
 """Functions that autocast runs in float32 by rule, or that only read a loss: a cast before them changes nothing."""
 

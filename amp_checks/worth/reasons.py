@@ -76,7 +76,7 @@ def _loading(count: Count) -> Reason:
         share=share,
         where=count.loads_at,
         module=None,
-        text=f"the program waits for its DataLoader for {share:.0%} of the iteration, and AMP does not make that shorter",
+        text=f"the program waits for its DataLoader for {share:.0%} of the iteration, which AMP does not shorten",
         remedy="load ahead: num_workers, pin_memory, less work for each item",
     )
 

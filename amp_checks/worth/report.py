@@ -88,17 +88,17 @@ def text(found: Worth) -> str:
     """For a terminal."""
     amp, fp32, device = found.amp, found.fp32, found.device
     casts, cast_bytes = amp.casts()
+    written = amp.casts("program")[0]
+    held = f"weights {amp.parameters:,}, gradients {amp.gradients:,}, optimizer state {amp.optimizer_state:,}"
     baseline = "TF32 on" if fp32.tf32 else "TF32 off"
     lines = [
         f"{found.case} under {found.backend}: one iteration, counted" + (" (emulated)" if found.emulated else ""),
         f"  FLOPs of products: {amp.flops:,}, {_share(amp.low_flops, amp.flops)} of them in 16 bits",
         f"  bytes read and written: {amp.bytes:,} under AMP, {fp32.bytes:,} in FP32",
-        f"  casts: {casts}, {cast_bytes:,} bytes, {_share(cast_bytes, amp.bytes)} of all; "
-        f"{amp.casts('program')[0]} of them written in the program",
+        f"  casts: {casts}, {cast_bytes:,} bytes, {_share(cast_bytes, amp.bytes)} of all; in the program: {written}",
         f"  kept for backward: {_dtypes(amp)} under AMP, {_dtypes(fp32)} in FP32: {found.saved_share:.2f}",
         f"  copies of weights in 16 bits: {amp.weight_copies:,} bytes, {amp.saved_copies:,} of them kept for backward",
-        f"  what does not shrink: weights {amp.parameters:,}, gradients {amp.gradients:,}, "
-        f"optimizer state {amp.optimizer_state:,} bytes",
+        f"  does not shrink, in bytes: {held}",
         "",
         f"  on {device.name} by its peak figures (FP32 baseline: {baseline}, eager): gain {found.gain:.2f}x, because",
     ]

@@ -1,4 +1,4 @@
-"""FLOPs, bytes, casts and saved bytes against counts worked out here, torch's own counter, and a hook of the test's own."""
+"""FLOPs, bytes, casts and saved bytes against counts worked out here, torch's own counter, and a hook of our own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Small:
     """A small program with what was worked out for it on paper, one iteration of forward and backward.
 
     Attributes:
-        casts: how many, and bytes read and written by all of them (each value is read in one size and written in another).
+        casts: how many, and the bytes that they read and write (a value is read in one size, written in another).
         saved: bytes that forward keeps, parameters and copies of them not counted.
     """
 
@@ -70,7 +70,8 @@ def _mean(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _there_and_back(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).float().bfloat16().sum()
+    out: torch.Tensor = model(x).float()
+    return out.bfloat16().sum()
 
 
 INPUT, WEIGHT, OUT = B * K, K * N, B * N
@@ -99,8 +100,8 @@ SMALL = (
           flops=2 * 2 * 4 * 64 * 16 * 8 * 9, casts=(3, BOTH * (3200 + 2 * 1152)), saved=2 * 3200),
     Small(name="batched-product", build=lambda: _Product(4, K, N), shape=(4, B, K), flops=2 * 2 * 4 * B * K * N,
           casts=(3, BOTH * 4 * (INPUT + 2 * WEIGHT)), saved=2 * 4 * INPUT),
-    # Two casts that the program asks for, and their two in backward, the first of which reads the one value that a sum's
-    # gradient repeats.
+    # Two casts that the program asks for, and their two in backward, the first of which reads the one value that the
+    # gradient of a sum repeats.
     Small(name="there-and-back", build=lambda: nn.Linear(K, N, bias=False), shape=(B, K), flops=2 * 2 * B * K * N,
           casts=(7, BOTH * (INPUT + 2 * WEIGHT + 4 * OUT) - 2 * (OUT - 1)), saved=2 * INPUT, loss=_there_and_back),
 )  # fmt: skip

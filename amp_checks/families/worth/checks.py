@@ -27,7 +27,7 @@ _SLACK = 1e-9
 
 
 def check_saved_bytes(row: WorthRow, backend: Backend) -> Iterator[Finding]:
-    """Forward keeps at most the stated share of the bytes that it keeps in FP32; copies of weights are no part of it."""
+    """Forward keeps at most the stated share of FP32's bytes for backward; copies of weights are no part of it."""
     found = _counted(row, backend)
     yield bounded(
         "bytes kept for backward",
@@ -42,7 +42,7 @@ def check_saved_bytes(row: WorthRow, backend: Backend) -> Iterator[Finding]:
 def check_products_in_16_bits(row: WorthRow, backend: Backend) -> Iterator[Finding]:
     """Every product runs in 16 bits, and AMP computes as many FLOPs as FP32."""
     found = _counted(row, backend)
-    yield exact("FLOPs in 16 bits", actual=found.amp.low_flops, expected=found.fp32.flops, why="the rule of products")
+    yield exact("FLOPs in 16 bits", actual=found.amp.low_flops, expected=found.fp32.flops, why="rule of products")
     yield exact("FLOPs", actual=found.amp.flops, expected=found.fp32.flops, why="a cast changes no shape")
 
 
