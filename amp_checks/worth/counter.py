@@ -251,7 +251,7 @@ class IterationCounter(Recorder[Count]):
         return found
 
     def _region(self) -> str:
-        """None is one for a device that the model is not on, and one that is disabled, or in float32, with no other around."""
+        """``none`` also of another device than the model's, and where one is disabled, or float32, with none around."""
         mine = [one for one in self._run.regions if not self._device or one.device == self._device]
         if not any(one.enabled and one.dtype in LOW for one in mine):
             return "none"

@@ -13,7 +13,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -103,20 +103,23 @@ def timed(case: AuditCase, backends: Sequence[Backend], *, machine: str, rounds:
     if case.isolated:
         raise UsageError(f"{case.id} is a script: it is counted, not timed; write a case to time its step")
     first = backends[0]
-    with contextlib.ExitStack() as stack:
-        runs = {"float32": stack.enter_context(_step(case, first, amp=False))}
-        runs |= {one.dtype: stack.enter_context(_step(case, one, amp=True)) for one in backends}
-        timers = {name: benchmark.Timer("step()", globals={"step": run}) for name, run in runs.items()}
-        repeats = {}
-        for name, timer in timers.items():
-            timer.timeit(2)  # what is made once
-            repeats[name] = max(1, math.ceil(_LEAST_SECONDS / timer.timeit(2).median))
-        peaks = {name: _peak(run, first.device_type) for name, run in runs.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        names = list(runs)
-        for number in range(rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                seconds[name].append(timers[name].timeit(repeats[name]).median)
+    runs = {"float32": _program(case, first, amp=False)}
+    runs |= {one.dtype: _program(case, one, amp=True) for one in backends}
+    timers = {name: benchmark.Timer("step()", globals={"step": run.step}) for name, run in runs.items()}
+
+    def measured(name: str, number: int) -> float:
+        with runs[name].precision():
+            return timers[name].timeit(number).median
+
+    for name in runs:
+        measured(name, 2)  # what is made once
+    repeats = {name: max(1, math.ceil(_LEAST_SECONDS / measured(name, 2))) for name in runs}
+    peaks = {name: _peak(run, first.device_type) for name, run in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            seconds[name].append(measured(name, repeats[name]))
     return Timing(
         machine=machine,
         torch=torch.__version__,
@@ -154,9 +157,16 @@ def interval(count: int, confidence: float = 0.99) -> tuple[int, int]:
     return place, count - 1 - place
 
 
-@contextmanager
-def _step(case: AuditCase, backend: Backend, *, amp: bool) -> Iterator[Callable[[], None]]:
-    """One step of a program of its own; in FP32 its regions and scalers are disabled while it is built and runs."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Program:
+    """A program of its own: one step, and the precision around its steps, which is no part of what is timed."""
+
+    step: Callable[[], None]
+    precision: Callable[[], AbstractContextManager[None]]
+
+
+def _program(case: AuditCase, backend: Backend, *, amp: bool) -> _Program:
+    """The program; in FP32 its regions and scalers are disabled while it is built and runs."""
 
     @contextmanager
     def off() -> Iterator[None]:
@@ -174,10 +184,9 @@ def _step(case: AuditCase, backend: Backend, *, amp: bool) -> Iterator[Callable[
     steps = iter(stepper(holder, backend)())
 
     def step() -> None:
-        with off():
-            next(steps)
+        next(steps)
 
-    yield step
+    return _Program(step, off)
 
 
 class _Endless:
@@ -196,12 +205,13 @@ class _Endless:
         return next(self._batches)
 
 
-def _peak(step: Callable[[], None], device_type: str) -> int | None:
+def _peak(program: _Program, device_type: str) -> int | None:
     """Most bytes that the allocator held during a step; None where it does not count."""
     if device_type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats()
-    step()
+    with program.precision():
+        program.step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()
 
