@@ -90,6 +90,7 @@ def text(found: Worth) -> str:
     casts, cast_bytes = amp.casts()
     written = amp.casts("program")[0]
     held = f"weights {amp.parameters:,}, gradients {amp.gradients:,}, optimizer state {amp.optimizer_state:,}"
+    because = ", because" if found.reasons else ", and nothing stands in its way"
     baseline = "TF32 on" if fp32.tf32 else "TF32 off"
     lines = [
         f"{found.case} under {found.backend}: one iteration, counted" + (" (emulated)" if found.emulated else ""),
@@ -100,7 +101,7 @@ def text(found: Worth) -> str:
         f"  copies of weights in 16 bits: {amp.weight_copies:,} bytes, {amp.saved_copies:,} of them kept for backward",
         f"  does not shrink, in bytes: {held}",
         "",
-        f"  on {device.name} by its peak figures (FP32 baseline: {baseline}, eager): gain {found.gain:.2f}x, because",
+        f"  on {device.name} by its peak figures (FP32 baseline: {baseline}, eager): gain {found.gain:.2f}x{because}",
     ]
     for number, one in enumerate(found.reasons, 1):
         place = f"  [{', '.join(part for part in (one.where, one.module) if part)}]" if one.where else ""

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -27,8 +28,8 @@ from amp_checks.torch_api.backend import Backend
 from amp_checks.torch_api.numerics import seeded
 
 ROUNDS = 31
-MARGIN = 0.10
-"""A speed-up whose interval reaches within 10 % of 1 is none: two measurements of one program differ by that."""
+MARGIN = 0.05
+"""A speed-up whose interval reaches within 5 % of 1 is none: two measurements of one program differ by that."""
 _LEAST_SECONDS = 0.025
 """Of one measurement in a round: so many steps are made in it."""
 
@@ -105,7 +106,9 @@ def timed(case: AuditCase, backends: Sequence[Backend], *, machine: str, rounds:
     first = backends[0]
     runs = {"float32": _program(case, first, amp=False)}
     runs |= {one.dtype: _program(case, one, amp=True) for one in backends}
-    timers = {name: benchmark.Timer("step()", globals={"step": run.step}) for name, run in runs.items()}
+    # Of one thread, CPU time is the wall time less that in which other programs had the core.
+    clock = time.process_time if _by_cpu_time(first.device_type) else benchmark.timer
+    timers = {name: benchmark.Timer("step()", globals={"step": run.step}, timer=clock) for name, run in runs.items()}
 
     def measured(name: str, number: int) -> float:
         with runs[name].precision():
@@ -205,6 +208,10 @@ class _Endless:
         return next(self._batches)
 
 
+def _by_cpu_time(device_type: str) -> bool:
+    return device_type == "cpu" and torch.get_num_threads() == 1
+
+
 def _peak(program: _Program, device_type: str) -> int | None:
     """Most bytes that the allocator held during a step; None where it does not count."""
     if device_type != "cuda":
@@ -218,7 +225,8 @@ def _peak(program: _Program, device_type: str) -> int | None:
 
 def _baseline(device_type: str) -> str:
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    parts = ["float32", "eager", f"{torch.get_num_threads()} thread(s)"]
+    clock = "CPU time" if _by_cpu_time(device_type) else "wall time"
+    parts = ["float32", "eager", f"{torch.get_num_threads()} thread(s)", clock]
     if device_type == "cuda":
         parts.append("TF32 on" if tf32 or torch.backends.cuda.matmul.allow_tf32 else "TF32 off")
     return ", ".join([*parts, "memory format, compile and optimizer as in the program"])

@@ -24,7 +24,7 @@ def speed(median: float, low: float, high: float) -> Speed:
     [
         (speed(1.5, 1.3, 1.7), "faster"),
         (speed(0.6, 0.5, 0.7), "slower"),
-        (speed(1.5, 1.05, 1.7), "no difference"),
+        (speed(1.5, 1.04, 1.7), "no difference"),
         (speed(1.5, 0.9, 2.1), "no difference"),
         (speed(0.6, 0.3, 1.1), "no difference"),
     ],
