@@ -45,9 +45,19 @@ def is_user_code(code: CodeType) -> bool:
 
 def user_frame() -> Place | None:
     """The innermost frame of the user's code: cheap to keep, `line` makes text of it."""
-    frame: FrameType | None = sys._getframe(1)
+    return _user_frame(sys._getframe(1), until="")
+
+
+def program_frame() -> Place | None:
+    """The same, where it is within the program: what calls the loop that runs a case is no part of it."""
+    return _user_frame(sys._getframe(1), until=_LOOP)
+
+
+def _user_frame(frame: FrameType | None, *, until: str) -> Place | None:
     while frame is not None:
         code = frame.f_code
+        if code.co_filename == until:
+            return None
         if _is_user_code(code):
             caller = _caller(frame.f_back) if _PACKAGES in code.co_filename else None
             return code, frame.f_lineno, frame.f_lasti, caller

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "the verdict: run the checks",
     "audit": "your own model and training step",
     "watch": "your own training, from its first step to its last",
+    "worth": "what AMP saves and gains for a program, and why not more",
     "policy": "cast policies: declared, registered, observed",
     "ranges": "input magnitudes at which ops are safe under AMP",
     "selftest": "plant every fault: killed, survived",
@@ -31,7 +32,7 @@ COMMANDS = {
 }
 """Name -> help. The module of that name has ``add_arguments(parser)`` and ``main(args)``, which gives the status."""
 
-RUN_SCRIPTS = ("audit", "watch")
+RUN_SCRIPTS = ("audit", "watch", "worth")
 """Commands that take a script: what follows it belongs to the script."""
 
 MAY_BE_EMPTY = ("k", "m", "expect_torch")

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 
 from amp_checks.core import SuiteError, UsageError
-from amp_checks.report.document import AUDITS, Document
+from amp_checks.report.document import RESULTS, Document
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Format:
         file: its file in a report folder.
         module: the module here whose ``render(document) -> str`` makes it.
         needs: packages of the optional extra ``report`` without which it cannot be made.
-        audits: whether it can show audits alone, without results of the suite.
+        audits: whether it can show audits, or what AMP is worth, alone, without results of the suite.
     """
 
     file: str
@@ -41,17 +41,15 @@ class Format:
         """The document in this format.
 
         Raises:
-            UsageError: a package that it needs is not installed, or the document holds audits alone and the format
-                needs results.
+            UsageError: a package that it needs is not installed, or the document holds no results and the format
+                needs some.
             SuiteError: it could not be made of that document.
         """
         if (why := self.lacks()) is not None:
             raise UsageError(why)
-        if document.schema == AUDITS and not self.audits:
+        if document.schema != RESULTS and not self.audits:
             able = ", ".join(sorted(name for name, one in FORMATS.items() if one.audits))
-            raise UsageError(
-                f"{self.file} is made of results, and there are audits alone; these formats take them: {able}"
-            )
+            raise UsageError(f"{self.file} is made of results, and there are none; these formats need none: {able}")
         try:
             text: str = importlib.import_module(f"amp_checks.report.{self.module}").render(document)
         except SuiteError:

@@ -10,6 +10,7 @@ from amp_checks.core import Outcome, Result, SuiteError, Verdict, judge
 
 RESULTS = "amp_checks/results"
 AUDITS = "amp_checks/audits"
+WORTHS = "amp_checks/worths"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Document:
     """All that came of a run.
 
     Attributes:
-        schema: `RESULTS`, or `AUDITS` where there are audits alone and nothing else.
+        schema: `RESULTS`; `AUDITS` or `WORTHS` where there are those alone and nothing else.
         results: sorted by id.
         environment: as `amp-checks env --json -` prints it.
         selection: what was asked for: backends, families, full, items, plant, require_cuda.
@@ -36,6 +37,7 @@ class Document:
         tests: id of an item -> the user's test that ran it; the suite's own items are not there.
         curves: for plots, as `amp_checks.report.curves` has them.
         audits: of users' training steps, as `amp_checks.audit.report.as_json` gives them.
+        worths: what AMP is worth for programs, as `amp_checks.worth.report.as_json` gives it.
         tables: what the rows of families cover: each
             ``{"family": ..., "title": ..., "rows": [{"name": ..., "cases": [ids], "defects": [reasons]}, ...]}``
         environments: of merged runs, what differs from ``environment``, part by part.
@@ -51,6 +53,7 @@ class Document:
     tests: Mapping[str, Place] = dataclasses.field(default_factory=dict)
     curves: Sequence[dict[str, Any]] = ()
     audits: Sequence[dict[str, Any]] = ()
+    worths: Sequence[dict[str, Any]] = ()
     tables: Sequence[dict[str, Any]] = ()
     environments: Sequence[dict[str, Any]] = ()
 

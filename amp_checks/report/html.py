@@ -17,8 +17,8 @@ import jinja2
 from amp_checks import __version__
 from amp_checks.core import Finding, Outcome, Result, Status
 from amp_checks.core.limits import EMULATION
-from amp_checks.report import audits, curves, plots, ranges, rerun, summary
-from amp_checks.report.document import AUDITS, Document
+from amp_checks.report import audits, curves, plots, ranges, rerun, summary, worths
+from amp_checks.report.document import AUDITS, WORTHS, Document
 from amp_checks.report.summary import BAD
 
 SLOWEST = 10
@@ -179,12 +179,17 @@ def render(document: Document) -> str:
         SuiteError: a curve or an audit in it is malformed.
     """
     audited = audits.arrange(document.audits)
+    counted = worths.arrange(document.worths)
     templates = _templates()
     results, environment = document.results, document.environment
-    emulated = any(one.emulated for one in results) or any(one.emulated for one in audited)
+    is_emulated = (
+        [one.emulated for one in results] + [one.emulated for one in audited] + [one.emulated for one in counted]
+    )
+    emulated = any(is_emulated)
     shared = {
         "version": __version__,
         "audits": audited,
+        "worths": [(one, plots.roofline(one, name=f"roofline-{number}")) for number, one in enumerate(counted)],
         "audit_signs": audits.SIGNS,
         "sizes": [words for _, words in audits.SIZES],
         "tight": audits.TIGHT,
@@ -192,6 +197,8 @@ def render(document: Document) -> str:
     }
     if document.schema == AUDITS:
         return templates.get_template("audit_page.html.j2").render(**shared) + "\n"
+    if document.schema == WORTHS:
+        return templates.get_template("worth_page.html.j2").render(**shared) + "\n"
     measured = _measured(results)
     shares: dict[str, dict[str, list[float]]] = {}
     for (check, kind), entries in measured.items():

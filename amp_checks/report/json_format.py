@@ -15,6 +15,7 @@
                                         optional: the users' tests among the items
      "curves": [...],                   optional, for plots: as `amp_checks.report.curves`
      "audits": [...],                   optional, of users' training steps: as `amp_checks.audit.report.as_json`
+     "worths": [...],                   optional: as `amp_checks.worth.report.as_json`
      "tables": [...],                   optional, what families cover: as `amp_checks.report.document`
      "environments": [{...}, ...]}      optional, of merged runs: how each part's environment differs
 
@@ -22,6 +23,7 @@ Results are sorted by id and hold nothing that differs between two runs of the s
 are apart.
 
 What ``amp-checks audit --json`` writes is of the schema ``amp_checks/audits``: the same ``audits``, and nothing else.
+``amp-checks worth --json`` writes the schema ``amp_checks/worths``: ``worths`` alone.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ import dataclasses
 from typing import Any
 
 from amp_checks.report import summary
-from amp_checks.report.document import AUDITS, Document
+from amp_checks.report.document import AUDITS, WORTHS, Document
 from amp_checks.report.values import dumps, result_to_json
 
 VERSION = 1
 
-OPTIONAL = ("failed_tests", "tests", "curves", "audits", "tables", "environments")
+OPTIONAL = ("failed_tests", "tests", "curves", "audits", "worths", "tables", "environments")
 """Parts of a document that are left out where they are empty."""
 
 
@@ -44,6 +46,8 @@ def as_values(document: Document) -> dict[str, Any]:
     head = {"schema": document.schema, "version": VERSION}
     if document.schema == AUDITS:
         return {**head, "audits": list(document.audits)}
+    if document.schema == WORTHS:
+        return {**head, "worths": list(document.worths)}
     entries = [result_to_json(result) for result in document.results]
     seconds = {entry["id"]: round(entry.pop("seconds"), 4) for entry in entries}
     tests = {item: dataclasses.asdict(place) for item, place in sorted(document.tests.items())}

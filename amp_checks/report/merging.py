@@ -27,9 +27,10 @@ def merge(documents: Sequence[Document]) -> Document:
     if len(documents) == 1:
         return documents[0]
     audits = [audit for document in documents for audit in document.audits]
+    worths = [worth for document in documents for worth in document.worths]
     runs = [document for document in documents if document.schema == RESULTS]
     if len(runs) < 2:
-        return dataclasses.replace((runs or documents)[0], audits=audits)
+        return dataclasses.replace((runs or documents)[0], audits=audits, worths=worths)
     first = runs[0].environment
     return Document(
         results=_results(runs),
@@ -41,6 +42,7 @@ def merge(documents: Sequence[Document]) -> Document:
         tests={item: place for run in runs for item, place in run.tests.items()},
         curves=_once(curve for run in runs for curve in run.curves),
         audits=audits,
+        worths=worths,
         tables=_once(table for run in runs for table in run.tables),
         environments=[
             {name: value for name, value in run.environment.items() if first.get(name) != value} for run in runs

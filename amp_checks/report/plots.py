@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from amp_checks.report.curves import Curve
+from amp_checks.report.worths import WorthPart
 
 _VARIABLES = {
     "#010101": "var(--ink)",
@@ -159,3 +160,37 @@ def curve(one: Curve, *, name: str) -> str:
         axes.set_axisbelow(True)
         figure.legend(loc="outside upper left", ncols=2)
         return svg_of(figure, name=name, label=f"{one.title}: {'; '.join(one.describe())}")
+
+
+def roofline(one: WorthPart, *, name: str) -> str:
+    """The products of an iteration below the roofs of a device; a mark's area is its share of the time."""
+    if not one.points:
+        return ""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        low = min(0.5, *(point.intensity for point in one.points))
+        high = max(2000.0, *(point.intensity for point in one.points))
+        steps = [low * (high / low) ** (step / 60) for step in range(61)]
+        for number, (dtype, peak) in enumerate(one.roofs.items()):
+            colour = SERIES[number % len(SERIES)]
+            roof = [min(peak, step * one.bandwidth) for step in steps]
+            axes.plot(steps, roof, color=colour, linestyle=_DASHES[number % len(_DASHES)], label=f"{dtype} roof")
+            mine = [point for point in one.points if point.dtype == dtype]
+            axes.scatter(
+                [point.intensity for point in mine],
+                [point.rate for point in mine],
+                s=[12 + 200 * point.share for point in mine],
+                marker="os^D"[number % 4],
+                facecolors="none",
+                edgecolors=colour,
+                label=f"products in {dtype}",
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("FLOPs for each byte")
+        axes.set_ylabel("FLOP/s at most")
+        axes.grid(visible=True)
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside upper left", ncols=2)
+        return svg_of(figure, name=name, label=f"Roofline of {one.title} on {one.device}")

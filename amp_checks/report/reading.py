@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_checks.core import Outcome, SuiteError, UsageError
-from amp_checks.report import audits, stream, summary
-from amp_checks.report.document import AUDITS, RESULTS, Document, Place
+from amp_checks.report import audits, stream, summary, worths
+from amp_checks.report.document import AUDITS, RESULTS, WORTHS, Document, Place
 from amp_checks.report.files import check_version
 from amp_checks.report.json_format import VERSION
 from amp_checks.report.values import encode, result_from_json
@@ -42,12 +42,13 @@ def from_values(content: Any, *, name: str) -> Document:
         UsageError: as `read`.
     """
     schema, version = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (None, None)
-    if schema not in (RESULTS, AUDITS):
-        raise UsageError(f"{name} holds no results of schema {RESULTS!r} or {AUDITS!r}, version {VERSION}")
+    if schema not in (RESULTS, AUDITS, WORTHS):
+        raise UsageError(f"{name} holds no results of schema {RESULTS!r}, {AUDITS!r} or {WORTHS!r}, version {VERSION}")
     check_version(name, schema, version, VERSION)
     try:
-        found = _results(content, name) if schema == RESULTS else _audits(content, name)
+        found = _results(content, name) if schema == RESULTS else _alone(content, name, schema)
         audits.arrange(found.audits)
+        worths.arrange(found.worths)
     except UsageError:
         raise
     except SuiteError as error:
@@ -55,10 +56,12 @@ def from_values(content: Any, *, name: str) -> Document:
     return found
 
 
-def _audits(content: dict[str, Any], name: str) -> Document:
-    if not isinstance(content.get("audits"), list):
-        raise UsageError(f"{name} is no whole document of audits: its 'audits' is missing or of another type")
-    return Document(schema=AUDITS, audits=content["audits"])
+def _alone(content: dict[str, Any], name: str, schema: str) -> Document:
+    """A document of audits, or of what AMP is worth, and nothing else."""
+    key = schema.rpartition("/")[2]
+    if not isinstance(content.get(key), list):
+        raise UsageError(f"{name} is no whole document of {key}: its {key!r} is missing or of another type")
+    return Document(schema=schema, **{key: content[key]})
 
 
 _NEEDED = {"results": list, "environment": dict, "summary": dict, "complete": bool}
@@ -71,6 +74,7 @@ _OPTIONAL = {
     "tests": dict,
     "curves": list,
     "audits": list,
+    "worths": list,
     "tables": list,
     "environments": list,
 }
@@ -100,7 +104,17 @@ def _results(content: dict[str, Any], name: str) -> Document:
         tests = {item: Place(**place) for item, place in part["tests"].items()}
     except (KeyError, TypeError) as error:
         raise UsageError(f"{name} is no whole results document: {type(error).__name__}: {error}") from error
-    same = ("environment", "selection", "errors", "failed_tests", "curves", "audits", "tables", "environments")
+    same = (
+        "environment",
+        "selection",
+        "errors",
+        "failed_tests",
+        "curves",
+        "audits",
+        "worths",
+        "tables",
+        "environments",
+    )
     return Document(results=results, ended=ended, tests=tests, **{key: part[key] for key in same})
 
 
