@@ -22,7 +22,7 @@ ERROR = Severity.ERROR
 def closure_with_scaler(evidence: Evidence) -> Iterator[Found]:
     """The optimizer calls it after the scaler has unscaled: its gradients are scaled, and may be infinite."""
     for event in evidence.amp.of(ScalerStep):
-        if event.closure:
+        if event.closure and evidence.amp.failure is None:  # of a closure by name the scaler itself complains
             yield at(event, "scaler.step hands a closure to the optimizer, which makes gradients that nothing unscales")
 
 

@@ -24,7 +24,7 @@ from amp_checks.audit.runs.dtype import Compute
 from amp_checks.audit.runs.overflow import InjectedOverflow
 from amp_checks.audit.runs.resume import Resumed, resume
 from amp_checks.audit.runs.session import Ran, Session
-from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_skipped
+from amp_checks.audit.runs.settle import LEAST_SCALE, Settled, StartScale, all_skipped, one_waits
 from amp_checks.audit.runs.undo import Undo
 from amp_checks.audit.watching.trace import Trace
 from amp_checks.audit.watching.watch import FREE, Alignment
@@ -118,6 +118,20 @@ class Runs:
                 return
             self._always = (StartScale(scale),)
             self._finished.clear()
+            self.settled = Settled(own=own, start=scale, never=False)
+        if self.settled is None:
+            self._settle_for_all(own)
+
+    def _settle_for_all(self, own: float) -> None:
+        """The same for one of several optimizers; where it steps at no loss scale, the program is run as it is."""
+        as_it_is = dict(self._finished)
+        while one_waits(trace := self.trace(AMP)):
+            scale = trace.scales[-1]
+            if scale < LEAST_SCALE:
+                self._always, self._finished, self.settled = (), as_it_is, None
+                return
+            self._always = (StartScale(scale),)
+            self._finished = {}
             self.settled = Settled(own=own, start=scale, never=False)
 
     def trace(self, setup: Setup) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -63,3 +64,13 @@ def all_skipped(trace: Trace) -> bool:
         return False
     fell = bool(trace.scales) and trace.scales[-1] < (trace.first_scale or 0.0)
     return fell and all(math.isfinite(loss) for _, loss in trace.losses)
+
+
+def one_waits(trace: Trace) -> bool:
+    """Whether an optimizer had nothing but skipped steps, in all of which the loss scale fell, and another stepped."""
+    taken: dict[int, bool] = {}
+    for step in trace.of(ScalerStep):
+        taken[step.optimizer] = taken.get(step.optimizer, False) or not (step.enabled and step.skipped)
+    scales = [trace.first_scale or 0.0, *trace.scales]
+    falls = len(scales) > 1 and all(after < before for before, after in itertools.pairwise(scales))
+    return falls and trace.failure is None and len(set(taken.values())) == 2
