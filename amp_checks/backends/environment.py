@@ -121,11 +121,11 @@ def lines(found: Environment) -> list[str]:
 def backend_lines(found: Environment) -> list[str]:
     """One line per backend: available, or why not."""
     width = max(map(len, found["backends"]))
-    told = []
+    written = []
     for name, reason in found["backends"].items():
         kind = ", emulated: the device's rules, this CPU's kernels" if name.startswith("emulated-") else ""
-        told.append(f"{name:<{width}}  {f'available{kind}' if reason is None else f'not available: {reason}'}")
-    return told
+        written.append(f"{name:<{width}}  {f'available{kind}' if reason is None else f'not available: {reason}'}")
+    return written
 
 
 if __name__ == "__main__":

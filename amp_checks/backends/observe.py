@@ -1,7 +1,7 @@
 """What ran below autocast: each op with the dtypes it was given and gave back.
 
 Under emulation an op is seen at its own entry, whole, before it is decomposed. On a real backend a dispatch mode sees
-leaf ops only: ``linear`` shows as ``addmm``, and a rule whose inner op carries the same rule cannot be told apart.
+leaf ops only: ``linear`` shows as ``addmm``, and a rule whose inner op carries the same rule cannot be distinguished.
 """
 
 from __future__ import annotations

@@ -124,21 +124,21 @@ def describe(backend: Backend, table: Table) -> list[str]:
     head = f"{'op':<40}{'forward':<38}{'backward':<38}{'in a region':<21}remedy"
     lines = [title, head, "-" * len(head)]
     left = dict(found.ops[backend.dtype])
-    for told, belongs in _PARTS:
+    for heading, belongs in _PARTS:
         rows = {name: seen for name, seen in left.items() if belongs(seen)}
         left = {name: seen for name, seen in left.items() if name not in rows}
-        lines += [f"{len(rows)} {told}:"] if rows else []
+        lines += [f"{len(rows)} {heading}:"] if rows else []
         lines += [_line(seen, backend) for seen in rows.values()]
     return [*lines, ""]
 
 
 def _line(seen: Seen, backend: Backend) -> str:
-    forward = _told(seen.forward, declared=seen.declared_forward)
-    backward = _told(seen.backward, declared=seen.declared_backward, run=seen.verified)
+    forward = _outcome(seen.forward, declared=seen.declared_forward)
+    backward = _outcome(seen.backward, declared=seen.declared_backward, run=seen.verified)
     return f"{seen.op:<40}{forward:<38}{backward:<38}{seen.meets:<21}{remedy(seen, backend)}".rstrip()
 
 
-def _told(outcome: Outcome | None, *, declared: bool | None, run: bool = False) -> str:
+def _outcome(outcome: Outcome | None, *, declared: bool | None, run: bool = False) -> str:
     """What was seen, and what is declared where that is all there is, or differs."""
     if outcome is None:
         return "-" if run or declared is None else f"declared: {'supports' if declared else 'raises'}"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Watch(Protocol):
-    """Who is told of the borders."""
+    """Who is notified at the borders."""
 
     def around(self, subject: str) -> AbstractContextManager[Any]:
         """Entered around a call of the code under test."""

@@ -119,7 +119,7 @@ def under_test(subject: str) -> Iterator[None]:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Every warning told inside, save of files left open: those come when memory is reclaimed, by whoever runs then."""
+    """Record all warnings except `ResourceWarning`, which comes at garbage collection and may be of unrelated code."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)

@@ -200,7 +200,7 @@ class _Answering:
 
 
 def _of_a_storage(value: object) -> Replace:
-    """``storage.device`` and ``storage.is_cuda``; torch's own code is told what is."""
+    """``storage.device`` and ``storage.is_cuda``; torch's own code sees what is."""
 
     def replace(current: Current, original: Any) -> Any:
         def get(storage: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels that the CPU lacks and that composite ops ask for when they are told that their tensors are on a device.
+"""Kernels that the CPU lacks and that composite ops ask for when their tensors say that they are on a device.
 
 Each takes the op and its arguments, on CPU tensors, and is differentiable.
 """

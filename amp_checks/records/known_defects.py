@@ -142,9 +142,9 @@ def _apply(defect: Defect, result: Result) -> Result:
     new = [f for f in result.failures if not any(expected.matches(f) for expected in defect.expects)]
     gone = [e for e in defect.expects if not any(e.matches(finding) for finding in result.failures)]
     if new or gone:
-        told = [f"not explained by known defect {defect.id!r}: {finding.subject}" for finding in new]
-        told += [f"expected by known defect {defect.id!r}, but not found: {expected.subject}" for expected in gone]
-        return dataclasses.replace(result, message="\n".join([*filter(None, [result.message]), *told]))
+        written = [f"not explained by known defect {defect.id!r}: {finding.subject}" for finding in new]
+        written += [f"expected by known defect {defect.id!r}, but not found: {expected.subject}" for expected in gone]
+        return dataclasses.replace(result, message="\n".join([*filter(None, [result.message]), *written]))
     link = f" ({defect.link})" if defect.link else ""
     return dataclasses.replace(result, status=Status.KNOWN_DEFECT, message=f"{defect.id}: {defect.reason}{link}")
 

@@ -76,11 +76,11 @@ def _arranged(audit: dict[str, Any]) -> Audit:
     own = [one for one in audit["diagnostics"] if one.get("follows_from") is None]
     open_ones = [one for one in own if one["ignored"] is None]
     counts = {name: sum(one["severity"] == name for one in open_ones) for name in SIGNS}
-    told = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items())
+    counted = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items())
     return Audit(
         title=f"{audit['case']} under {audit['backend']}",
         emulated=audit["emulated"],
-        verdict=told,
+        verdict=counted,
         state="wrong" if counts["error"] else "none" if counts["warning"] else "right",
         findings=[{"follows_from": None, **one} for one in audit["diagnostics"]],  # older documents lack it
         summary=list(audit["summary"].items()),

@@ -37,25 +37,25 @@ class Curve:
 
     def describe(self) -> list[str]:
         """The plot in words, one line for each line of it: what a reader who cannot see it needs."""
-        told = []
+        written = []
         for name, values in self.lines:
             finite = [value for value in values if math.isfinite(value)]
             if not finite:
-                told.append(f"{name}: {len(values)} values, none finite")
+                written.append(f"{name}: {len(values)} values, none finite")
                 continue
             lost = f", {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
-            told.append(
+            written.append(
                 f"{name}: from {finite[0]:.6g} to {finite[-1]:.6g} over {len(values)} values, "
                 f"lowest {min(finite):.6g}, highest {max(finite):.6g}{lost}"
             )
         if self.band is not None:
             name, low, high = self.band
             ends = (f"{low[place]:.6g} to {high[place]:.6g}" for place in (0, -1))
-            told.append(f"{name}: {' at first, '.join(ends)} at last")
+            written.append(f"{name}: {' at first, '.join(ends)} at last")
         if self.marks is not None:
             name, at = self.marks
-            told.append(f"{name}: {', '.join(map(str, at)) or 'none'}")
-        return told
+            written.append(f"{name}: {', '.join(map(str, at)) or 'none'}")
+        return written
 
 
 def together(drawn: Iterable[Curve]) -> list[Curve]:

@@ -68,12 +68,12 @@ class Document:
     @property
     def failures(self) -> list[str]:
         """What failed besides the items, a sentence each: other tests, and audits that found errors."""
-        told = [f"the test {name} failed" for name in self.failed_tests]
+        written = [f"the test {name} failed" for name in self.failed_tests]
         for audit in self.audits:
             open_ones = [one for one in audit.get("diagnostics", ()) if one["ignored"] is None]
             if count := sum(one["severity"] == "error" for one in open_ones):
-                told.append(f"the audit of {audit.get('case')} under {audit.get('backend')} found {count} errors")
-        return told
+                written.append(f"the audit of {audit.get('case')} under {audit.get('backend')} found {count} errors")
+        return written
 
     @property
     def problems(self) -> list[str]:

@@ -31,11 +31,11 @@ def annotate(document: Document) -> list[str]:
     Those of users' tests are on the file and line of the test.
     """
     bad = [result for result in document.results if result.status in BAD]
-    told = [
+    written = [
         f"::error {_place(document.tests.get(result.id))}title={_escape_property(f'amp_checks: {result.id}')}::"
         f"{_escape(result.describe())}%0Arun it again: {_escape(rerun.command(result, document))}"
         for result in bad[: MOST - 1 if len(bad) > MOST else MOST]
     ]
-    if len(bad) > len(told):
-        told.append(f"::error title=amp_checks::{len(bad) - len(told)} more items failed; see the report")
-    return told
+    if len(bad) > len(written):
+        written.append(f"::error title=amp_checks::{len(bad) - len(written)} more items failed; see the report")
+    return written

@@ -105,8 +105,8 @@ def render(document: Document) -> str:
     if errors:
         suite = _suite(root, "run", document)
         case = ET.SubElement(suite, "testcase", name="conditions", classname="amp_checks.run", time=_seconds(0.0))
-        told = ET.SubElement(case, "error", message=_text(errors[0]), type="conditions not met")
-        told.text = _text("\n".join(errors))
+        written = ET.SubElement(case, "error", message=_text(errors[0]), type="conditions not met")
+        written.text = _text("\n".join(errors))
         suite.set("time", _seconds(0.0))
     for suite in root:
         suite.set("tests", str(len(suite.findall("testcase"))))

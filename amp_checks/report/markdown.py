@@ -20,19 +20,19 @@ def render(document: Document) -> str:
     """The document as Markdown."""
     results = document.results
     found = summary.summarise(results)
-    told = [f"## amp_checks: {document.verdict.line}", ""]
-    told += [line for problem in document.problems for line in (f"**Error**: {problem}", "")]
+    written = [f"## amp_checks: {document.verdict.line}", ""]
+    written += [line for problem in document.problems for line in (f"**Error**: {problem}", "")]
     if not document.complete:
-        told += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
-    told += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(document)}", ""]
-    told += _table(results)
-    told += _failures(document)
-    told += _known(results)
-    told += _tables(document)
+        written += ["**Incomplete**: the run was interrupted; what did not finish is not counted.", ""]
+    written += [f"{found['planted']} faults planted, {found['caught']} caught. {_environment(document)}", ""]
+    written += _table(results)
+    written += _failures(document)
+    written += _known(results)
+    written += _tables(document)
     if found["emulated"]:
-        told += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
-    told += _slowest(results)
-    return "\n".join(told)
+        written += ["### What emulated results do not say", "", *(f"- {limit}" for limit in EMULATION), ""]
+    written += _slowest(results)
+    return "\n".join(written)
 
 
 def _environment(document: Document) -> str:
@@ -40,10 +40,10 @@ def _environment(document: Document) -> str:
     devices = ", ".join(device["name"] for device in found["devices"]) or "no CUDA device"
     parts = [part.get("torch", found["torch"]) for part in document.environments]
     versions = " and ".join(dict.fromkeys([found["torch"], *parts]))
-    told = f"torch {versions}, {devices}, driver {found['driver'] or 'none'}."
+    written = f"torch {versions}, {devices}, driver {found['driver'] or 'none'}."
     lacking = {name: why for name, why in found["backends"].items() if name.startswith("cuda-") and why}
     # Without a device the table says "not run" of all of CUDA; with one, what that device cannot run needs a word.
-    return " ".join([told, *(f"`{name}` is not run: {why}." for name, why in lacking.items() if found["devices"])])
+    return " ".join([written, *(f"`{name}` is not run: {why}." for name, why in lacking.items() if found["devices"])])
 
 
 def cell(text: str) -> str:
@@ -54,40 +54,40 @@ def cell(text: str) -> str:
 def _table(results: Sequence[Result]) -> list[str]:
     """Real CUDA, the CPU and emulation in separate columns; a family without a run says so."""
     kinds = [kind for kind in summary.KINDS if kind != "other" or any(summary.kind_of(one) == kind for one in results)]
-    told = [f"| family | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    written = [f"| family | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
     for family in sorted({result.family for result in results}):
         cells = []
         for kind in kinds:
             mine = [one for one in results if one.family == family and summary.kind_of(one) == kind]
             cells.append(_counted(summary.count(mine)) or "not run")
-        told.append(f"| {family} | {' | '.join(cells)} |")
-    return [*told, ""]
+        written.append(f"| {family} | {' | '.join(cells)} |")
+    return [*written, ""]
 
 
 def _failures(document: Document) -> list[str]:
     bad = [result for result in document.results if result.status in summary.BAD]
     if not bad:
         return []
-    told = ["### Failures", ""]
+    written = ["### Failures", ""]
     for result in bad[:MOST_FAILURES]:
-        told += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
-        told += [f"Run it again: `{rerun.command(result, document)}`", ""]
+        written += [f"**`{result.id}`** ({result.status})", "", "```", *result.describe().splitlines()[1:], "```", ""]
+        written += [f"Run it again: `{rerun.command(result, document)}`", ""]
     if len(bad) > MOST_FAILURES:
-        told += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
-    return told
+        written += [f"... and {len(bad) - MOST_FAILURES} more; the JSON report has them all.", ""]
+    return written
 
 
 def _tables(document: Document) -> list[str]:
     """What the rows of a family cover, folded, with the verdicts of this run; nothing of families that did not run."""
-    told: list[str] = []
+    written: list[str] = []
     for table in document.tables:
         mine = (result for result in document.results if result.family == table["family"])
         if by_case := summary.grouped(mine, lambda result: result.case):
-            told += [f"<details><summary>{table['family']}: covered by {table['title']}</summary>", ""]
-            told += [f"| {table['title']} | cases | known defects | verdicts |", "| --- | --- | --- | --- |"]
-            told += [_row(row, by_case) for row in table["rows"]]
-            told += ["", "</details>", ""]
-    return told
+            written += [f"<details><summary>{table['family']}: covered by {table['title']}</summary>", ""]
+            written += [f"| {table['title']} | cases | known defects | verdicts |", "| --- | --- | --- | --- |"]
+            written += [_row(row, by_case) for row in table["rows"]]
+            written += ["", "</details>", ""]
+    return written
 
 
 def _row(row: dict[str, Any], by_case: dict[str, list[Result]]) -> str:

@@ -128,7 +128,7 @@ def ratios(shares: Mapping[str, Mapping[str, Sequence[float]]], *, name: str) ->
 
 
 def _thinned(shares: Sequence[float]) -> list[float]:
-    """The shares within the axis, one for each place that can be told apart."""
+    """The shares within the axis, one for each place that can be distinguished."""
     places = {
         round(math.log10(min(max(share, LEAST), MOST)) * 60): min(max(share, LEAST), MOST) for share in sorted(shares)
     }

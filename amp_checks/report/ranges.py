@@ -66,11 +66,11 @@ class Line:
     def outside(self) -> str:
         """In words: ``above: gives inf (e^x passes 65504 above ln 65504 = 11.09)``."""
         if self.low is None:
-            told = self.above
+            written = self.above
         else:
             ends = (("below", self.below), ("above", self.above))
-            told = "; ".join(f"{where}: {what}" for where, what in ends if what not in ("", END))
-        return f"{told} ({self.why})" if told and self.why else told or "the whole span"
+            written = "; ".join(f"{where}: {what}" for where, what in ends if what not in ("", END))
+        return f"{written} ({self.why})" if written and self.why else written or "the whole span"
 
 
 def magnitude(value: float) -> str:
@@ -169,8 +169,8 @@ def plot(lines: Sequence[Line], *, name: str) -> str:
             forward = line.direction == "forward"
             height = row + (0.08 if forward else 0.3)
             if line.low is None or line.high is None:
-                told = f"{line.direction}: nowhere safe ({line.above})"
-                axes.text(low, height, told, va="center", color=BAD, fontsize=8)
+                written = f"{line.direction}: nowhere safe ({line.above})"
+                axes.text(low, height, written, va="center", color=BAD, fontsize=8)
                 continue
             axes.barh(
                 height,

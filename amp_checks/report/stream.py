@@ -76,7 +76,7 @@ class Stream:
             selection: the same.
 
         Raises:
-            SuiteError: the folder cannot be written to; told once, results are let go.
+            SuiteError: the folder cannot be written to; reported once, later results are dropped.
         """
         head = {"schema": SCHEMA, "version": VERSION, "environment": environment, "selection": selection}
         self._put(head, mode="w")

@@ -23,19 +23,19 @@ _COLUMNS = {
 def lines(document: Document) -> list[str]:
     """The whole summary, one string a line."""
     summary = summaries.summarise(document.results)
-    told = [*_table(summary), ""]
+    written = [*_table(summary), ""]
     if known := summaries.known_by_reason(document.results):
-        told.append("known defects (expected failures; each reproduced here):")
-        told += [f"  {reason} [{len(same)} items]" for reason, same in known.items()]
-        told.append("")
+        written.append("known defects (expected failures; each reproduced here):")
+        written += [f"  {reason} [{len(same)} items]" for reason, same in known.items()]
+        written.append("")
     if summary["emulated"]:
-        told.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
-        told += [f"  - {limit}" for limit in EMULATION]
-        told.append("")
+        written.append(f"emulated backends: {', '.join(summary['emulated'])}; of their results:")
+        written += [f"  - {limit}" for limit in EMULATION]
+        written.append("")
     planted = f"{summary['planted']} faults planted, {summary['caught']} caught, here, on {_devices(summary)}"
-    told.append(planted if summary["planted"] else "none of the sample of planted faults is in this selection")
-    told.append(document.verdict.line)
-    return told
+    written.append(planted if summary["planted"] else "none of the sample of planted faults is in this selection")
+    written.append(document.verdict.line)
+    return written
 
 
 def _table(summary: dict[str, Any]) -> list[str]:

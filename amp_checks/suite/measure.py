@@ -113,13 +113,13 @@ def _judge(
         return Status.ERROR, f"out of memory, so nothing can be said: {first_line(error)}", _traceback(error)
     if isinstance(error, NotEmulated) and not blamed:
         return Status.NOT_EMULATED, str(error), ""
-    told = [] if error is None or isinstance(error, Raised | NotEmulated) else [_place(error)]
-    told += [f"the check left global state changed: {'; '.join(changed)}"] if changed else []
+    written = [] if error is None or isinstance(error, Raised | NotEmulated) else [_place(error)]
+    written += [f"the check left global state changed: {'; '.join(changed)}"] if changed else []
     if blamed or isinstance(error, Raised):
         # A check that goes wrong where the code under test already has is no fault of the suite.
-        return Status.FAILED, "\n".join(told), ""
-    if told:
-        return Status.ERROR, told[0], "" if error is None else _traceback(error)
+        return Status.FAILED, "\n".join(written), ""
+    if written:
+        return Status.ERROR, written[0], "" if error is None else _traceback(error)
     if not findings:
         return Status.ERROR, "the check measured nothing: it yielded no finding", ""
     return (Status.PASSED if all(finding.passed for finding in findings) else Status.FAILED), "", ""

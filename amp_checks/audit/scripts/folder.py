@@ -48,7 +48,7 @@ class Folder:
         self.root = str(root.resolve())
         self.tree = f"{self.root}/tree"
         self._links_to = f"{self.root}/real"
-        """Links of ours go through here, so that they are told from other links."""
+        """Links of ours go through here, so that they can be distinguished from other links."""
         self._working = tuple(str(folder.resolve()) for folder in working)
         self._copied: dict[str, tuple[int, int]] = {}
         self._entries = self._bytes = 0

@@ -48,7 +48,7 @@ class OpMode(TorchDispatchMode):
                 self._ops.failed(func, args, kwargs, error)
             raise
         with private.no_function_modes():
-            if replaces_op():  # of an op that is computed otherwise here than on the device, as `heard` will be told
+            if replaces_op():  # part of an op that is computed otherwise here than on the device: `heard` gets that op
                 self._ops.passed()
             else:
                 self._ops.saw(func, args, out)

@@ -139,9 +139,9 @@ def _optimizer(name: str, gradient: float, **settings: Any) -> ValueCase:
         getattr(torch.optim, name)([parameter], lr=1e-3, **settings).step()
         return parameter
 
-    told = "".join(f".{key}" for key in settings)
+    named = "".join(f".{key}" for key in settings)
     return ValueCase(
-        name=f"optim.{name}{told}.gradient-{gradient:g}",
+        name=f"optim.{name}{named}.gradient-{gradient:g}",
         op=step,
         inputs=functools.partial(_steps, gradient),
         in_region=False,

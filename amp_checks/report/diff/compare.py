@@ -31,7 +31,7 @@ def compare(old: Document, new: Document, *, drift: float = DRIFT) -> Difference
     Args:
         old: the document to measure against.
         new: the document under question.
-        drift: change of an error ratio, in shares of its threshold, from which it is told.
+        drift: change of an error ratio, in shares of its threshold, from which it is reported.
 
     Raises:
         SuiteError: one of them holds audits alone.

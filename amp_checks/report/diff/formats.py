@@ -30,45 +30,46 @@ MOST = 30
 
 def _sections(found: Difference) -> list[tuple[str, list[Change], int]]:
     """Title, the changes to show, how many there are; empty lists left out."""
-    told = []
+    written = []
     for name, title in SECTIONS.items():
         changes: list[Change] = sorted(getattr(found, name), key=lambda change: not change.worse)
         if changes:
-            told.append((title, changes[:MOST], len(changes)))
-    return told
+            written.append((title, changes[:MOST], len(changes)))
+    return written
 
 
 def _seconds(found: Difference) -> str:
-    told = [f"{seconds:.1f} s" if seconds else "no times recorded" for seconds in found.seconds]
-    return f"{found.items} items in both: {', then '.join(told) if any(found.seconds) else told[0]}"
+    written = [f"{seconds:.1f} s" if seconds else "no times recorded" for seconds in found.seconds]
+    return f"{found.items} items in both: {', then '.join(written) if any(found.seconds) else written[0]}"
 
 
 def text(found: Difference) -> str:
     """For a terminal: the verdict last, as in a run."""
-    told = []
+    written = []
     for title, changes, number in _sections(found):
-        told += ["", f"{title} ({number}):"]
+        written += ["", f"{title} ({number}):"]
         for change in changes:
             mark = "worse " if change.worse else "      "
             subject = f": {change.subject}" if change.subject else ""
-            told.append(f"{mark}{change.item}{subject}")
-            told.append(f"        {change.old or '(none)'} -> {change.new or '(none)'}")
+            written.append(f"{mark}{change.item}{subject}")
+            written.append(f"        {change.old or '(none)'} -> {change.new or '(none)'}")
         if number > len(changes):
-            told.append(f"      ... and {number - len(changes)} more; --format json has them all")
-    return "\n".join([*told, "", _seconds(found), found.verdict()]).lstrip("\n") + "\n"
+            written.append(f"      ... and {number - len(changes)} more; --format json has them all")
+    return "\n".join([*written, "", _seconds(found), found.verdict()]).lstrip("\n") + "\n"
 
 
 def markdown(found: Difference) -> str:
     """For a pull request: the verdict first."""
-    told = [f"## amp_checks diff: {found.verdict()}", "", f"{_seconds(found)}.", ""]
+    written = [f"## amp_checks diff: {found.verdict()}", "", f"{_seconds(found)}.", ""]
     for title, changes, number in _sections(found):
-        told += [f"### {title} ({number})", "", "| | item | old | new |", "|---|---|---|---|"]
+        written += [f"### {title} ({number})", "", "| | item | old | new |", "|---|---|---|---|"]
         for change in changes:
             subject = f"<br>{cell(change.subject)}" if change.subject else ""
             cells = (cell(change.old or ""), cell(change.new or ""))
-            told.append(f"| {'worse' if change.worse else ''} | `{cell(change.item)}`{subject} | {' | '.join(cells)} |")
-        told += ["", *([f"... and {number - len(changes)} more.", ""] if number > len(changes) else [])]
-    return "\n".join(told)
+            worse = "worse" if change.worse else ""
+            written.append(f"| {worse} | `{cell(change.item)}`{subject} | {' | '.join(cells)} |")
+        written += ["", *([f"... and {number - len(changes)} more.", ""] if number > len(changes) else [])]
+    return "\n".join(written)
 
 
 def as_json(found: Difference) -> str:

@@ -3,7 +3,7 @@
 for (const form of document.querySelectorAll(".filter")) {
   const rows = [...document.getElementById(form.dataset.rows).tBodies[0].rows];
   const [text, only] = form.querySelectorAll("input");
-  const told = form.querySelector("output");
+  const count = form.querySelector("output");
   const show = () => {
     const wanted = text.value.trim().toLowerCase();
     let shown = 0;
@@ -13,7 +13,7 @@ for (const form of document.querySelectorAll(".filter")) {
       row.hidden = !kept;
       shown += kept ? 1 : 0;
     }
-    told.textContent = `${shown} of ${rows.length}`;
+    count.textContent = `${shown} of ${rows.length}`;
   };
   form.hidden = false;
   form.addEventListener("input", show);

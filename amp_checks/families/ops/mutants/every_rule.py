@@ -102,8 +102,8 @@ def break_every_rule(progress: Progress, chosen: tuple[Backend, ...] = ()) -> It
             where = f"{kind} on {backend.id}, {rule}"
             if count.entry_alone:
                 progress(f"{where}: no difference but at the op's own entry: {', '.join(count.entry_alone)}")
-            for told in count.by_list:
-                progress(f"{where}: by the list alone: {told}")
+            for line in count.by_list:
+                progress(f"{where}: by the list alone: {line}")
 
 
 def _try(fault: RuleFault, case: RowCase | None, backend: Backend, count: _Count) -> None:

@@ -56,14 +56,14 @@ def _front_end(backend: Backend, make: Callable[..., Any]) -> Seen:
         with make(dtype=low):
             raise KeyError("mine")
 
-    def told() -> str:
+    def warned() -> str:
         with recorded_warnings() as caught:
             make()
-        return texts(caught, caller=told)
+        return texts(caught, caller=warned)
 
     return {
         "signature": value(lambda: str([f"{each.name}={each.default}" for each in _parameters(make)])),
-        "warning": value(told),
+        "warning": value(warned),
         "nothing named": value(inside),
         "by position": value(lambda: inside(True, low, False)),
         "disabled": value(lambda: inside(False, low)),

@@ -169,12 +169,12 @@ def unsupported_dtype(backend: Backend) -> Seen:
     with recorded_warnings() as caught:
         with backend.autocast(backend.device_type, dtype=torch.float64):
             inside = product(backend)
-        told = sum("dtype is not supported" in str(warning.message) for warning in caught)
+        warned = sum("dtype is not supported" in str(warning.message) for warning in caught)
         caught.clear()
         with backend.autocast(backend.device_type, dtype=torch.float64, enabled=False):
             pass
         quiet = sum("dtype is not supported" in str(warning.message) for warning in caught)
-    return {"warned": told > 0, "product inside": inside, "warned where disabled": quiet > 0}
+    return {"warned": warned > 0, "product inside": inside, "warned where disabled": quiet > 0}
 
 
 @program(

@@ -32,7 +32,7 @@ ROWS: tuple[ProgramCase, ...] = (
             (ZeroGrad(), backward(4.0, 0.1), Unscale(), ClipValue(0.5), Step(), Update(), ZeroGrad()),
             (backward(INF, 0.1), Unscale(), Step(), Update(), *iteration()),
         ),
-        shows="an optimizer with its own scaling is told the scale once, or not at all after unscale_",
+        shows="an optimizer with its own scaling is given the scale once, or not at all after unscale_",
         source=CONTRACT,
         behaviours=(23, 29, 32),
     ),
