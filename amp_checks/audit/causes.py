@@ -189,6 +189,12 @@ def _was_made_of_the_buffer(evidence: Evidence, cause: Diagnostic, effect: Diagn
     return "in float32 neither" in effect.message and (at_root or effect.module == cause.module)
 
 
+def _came_before(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
+    """The program itself raises, no op of it, in the iteration in which a value left its range."""
+    failure = evidence.amp.failure
+    return failure is not None and failure.op is None and cause.step == effect.step
+
+
 def _was_converted(evidence: Evidence, cause: Diagnostic, effect: Diagnostic) -> bool:
     del evidence, effect
     return "the loop converts" in cause.message
@@ -278,6 +284,7 @@ LINKS = (
         shared=_was_made_of_the_buffer,
     ),
     Link(causes=("overflow-unseen",), effects=_MEASURED, shared=_SAME_OP),
+    Link(causes=("overflow-unseen",), effects=("program-raises",), shared=_came_before),
     Link(causes=("integers-in-16-bits", "sum-stagnates"), effects=_MEASURED),
     Link(
         causes=("constant-not-representable",), effects=("loss-not-finite", "gradient-not-finite"), shared=_lost_guard

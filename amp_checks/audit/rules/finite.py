@@ -192,9 +192,13 @@ def overflow_unseen(evidence: Evidence) -> Iterator[Found]:
             continue
         if math.isinf(op.high) or math.isinf(op.low):
             if op.name.partition(".")[0] in _MAKING:
+                failure = evidence.amp.failure
+                asserted = failure is not None and failure.op is None and failure.step == op.step
                 yield Found(
                     message=f"{op.name} gives {op.high if math.isinf(op.high) else op.low} in "
-                    + dtype_name(op.outputs[0]),
+                    + dtype_name(op.outputs[0])
+                    + (", and the program raises in that iteration" if asserted else ""),
+                    severity=Severity.ERROR if asserted else None,
                     where=op.where,
                     module=op.module,
                     op=op.name,
