@@ -189,9 +189,9 @@ class Book:
         }
 
     def forget_raw(self) -> None:
-        """What backward gave is not known."""
+        """What backward gave is not known, nor under which of several loss scales."""
         for gradient in self.gradients.values():
-            gradient.raw = None
+            gradient.raw = gradient.scale = None
 
     def before_backward(self) -> None:
         """Note what is there already."""

@@ -51,6 +51,21 @@ def _hidden_in_float32(backend: Backend, _: Forward, module: Any, x: torch.Tenso
     return out
 
 
+def _product_in_float32(backend: Backend, forward: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Weights are multiplied outside of the region, and nothing of it is kept."""
+    with torch.autocast(backend.device_type, enabled=False), torch.no_grad():
+        torch.mm(module.fc2.weight, module.fc1.weight)
+    return forward(module, x)
+
+
+def _kept_for_nothing(backend: Backend, forward: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The square of weights is differentiated by a factor of zero."""
+    del backend
+    kept = (module.fc1.weight.repeat(4, 1) * 2.0).square().sum()
+    out: torch.Tensor = forward(module, x) + 0.0 * kept
+    return out
+
+
 def _back_and_forth(backend: Backend, forward: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
     return forward(module, x).float().to(backend.low_dtype)
 
@@ -82,6 +97,22 @@ MUTANTS: tuple[Mutant, ...] = (
         plant=_forward(SimpleTextModel, _disabled),
         case="reference-model",
         killed_by=("check_saved_bytes", "check_products_in_16_bits", "check_casts"),
+    ),
+    Mutant(
+        id="worth-product-in-float32",
+        family="worth",
+        fault="weights are multiplied in float32 in each forward",
+        plant=_forward(SimpleTextModel, _product_in_float32),
+        case="reference-model",
+        killed_by=("check_products_in_16_bits",),
+    ),
+    Mutant(
+        id="worth-kept-for-nothing",
+        family="worth",
+        fault="a term without effect keeps float32 values for backward",
+        plant=_forward(SimpleTextModel, _kept_for_nothing),
+        case="reference-model",
+        killed_by=("check_saved_bytes",),
     ),
     Mutant(
         id="worth-casts-back-and-forth",
