@@ -25,6 +25,10 @@ GOOD = {
 }
 
 
+def _asked(*, backend: list[str], json: str | None) -> argparse.Namespace:
+    return argparse.Namespace(backend=backend, json=json, unsupported=False, fresh=False, collectives=False)
+
+
 def written(tmp_path: Path, document: Any) -> Path:
     path = tmp_path / "torch-9.9.0.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
@@ -94,7 +98,7 @@ def test_every_rule_is_seen_to_do_what_is_recorded(backend: Any) -> None:
 
 
 def test_policy_prints_full_coverage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert policy.main(argparse.Namespace(backend=["cpu-bfloat16"], json=None, unsupported=False, fresh=False, collectives=False)) == 0
+    assert policy.main(_asked(backend=["cpu-bfloat16"], json=None)) == 0
     last = capsys.readouterr().out.splitlines()
     count = len(cast_policy.declared("cpu"))
     assert any(line.split() == ["cpu-bfloat16", "all", *[str(count)] * 3, "100", "%"] for line in last)
@@ -108,7 +112,7 @@ def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
         op="_cudnn_rnn", declared=CastPolicy.LOWER_PRECISION_FP, registered=True, observed=CastPolicy.UNLISTED
     )
     monkeypatch.setattr(observed, "rules", lambda backend: (seen,))
-    asked = argparse.Namespace(backend=[backend.id], json=None, unsupported=False, fresh=False, collectives=False)
+    asked = _asked(backend=[backend.id], json=None)
     defects = known_defects.load(fixtures.fixture("known_defects") / "ops.json")
     for known, status, told in ((defects, 0, "known defect cudnn-rnn-rule on"), ((), 1, "DIFFERS")):
         monkeypatch.setattr(known_defects, "registered", lambda known=known: known)
@@ -118,7 +122,7 @@ def test_policy_names_a_known_defect_and_counts_it_as_no_fault(
 
 def test_policy_refuses_an_unknown_backend() -> None:
     with pytest.raises(UsageError, match="unknown backend 'abacus'"):
-        policy.main(argparse.Namespace(backend=["abacus"], json=None, unsupported=False, fresh=False, collectives=False))
+        policy.main(_asked(backend=["abacus"], json=None))
 
 
 def test_the_difference_of_two_recorded_versions() -> None:
@@ -134,7 +138,7 @@ def test_the_difference_of_two_recorded_versions() -> None:
 
 def test_a_saved_table_compares_with_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "now.json"
-    policy.main(argparse.Namespace(backend=["cpu-float16"], json=str(file), unsupported=False, fresh=False, collectives=False))
+    policy.main(_asked(backend=["cpu-float16"], json=str(file)))
     capsys.readouterr()
     version = cast_policy.table_for(torch.__version__).torch
     policy_diff.main(argparse.Namespace(old=str(file), new=version, format="text", output=None))

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 
-from amp_checks import backends
 from amp_checks.core import UsageError
 from amp_checks.families.scaler import others
 from amp_checks.records import fixtures
@@ -24,7 +23,8 @@ def test_sharded_scaler_differs_exactly_where_recorded() -> None:
     # In a process of its own: what else torch has loaded decides whether a process group can be pickled.
     code = (
         "import json; from amp_checks import backends; from amp_checks.families.scaler import others\n"
-        f"with others.gloo(): found = others.differences(backends.backend('cpu-float16'), others.factory({SHARDED!r}))\n"
+        f"scaler = others.factory({SHARDED!r})\n"
+        "with others.gloo(): found = others.differences(backends.backend('cpu-float16'), scaler)\n"
         "print(json.dumps([difference.id for difference in found]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
