@@ -20,11 +20,12 @@ SHARDED = "torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler"
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_scaler_differs_exactly_where_recorded() -> None:
     recorded = json.loads(fixtures.fixture("scaler/sharded_differences.json").read_text(encoding="utf-8"))
-    # In a process of its own: what else torch has loaded decides whether a process group can be pickled.
+    # In a process of its own: its default group is the one that is there when its module is imported, or none.
     code = (
         "import json; from amp_checks import backends; from amp_checks.families.scaler import others\n"
-        f"scaler = others.factory({SHARDED!r})\n"
-        "with others.gloo(): found = others.differences(backends.backend('cpu-float16'), scaler)\n"
+        "with others.gloo():\n"
+        f"    scaler = others.factory({SHARDED!r})\n"
+        "    found = others.differences(backends.backend('cpu-float16'), scaler)\n"
         "print(json.dumps([difference.id for difference in found]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
